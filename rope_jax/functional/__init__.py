@@ -1,0 +1,1 @@
+"""Pure functions of arrays: what `import rope_jax` gives."""

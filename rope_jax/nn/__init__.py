@@ -1,0 +1,1 @@
+"""Flax NNX: the decoder and its table of positional encodings."""

@@ -1,0 +1,146 @@
+"""Encodings whose term of the scores depends on the data, not on positions alone."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from rope_jax.functional import alibi, contextual, shaw
+from rope_jax.nn.biases import as_arrays, as_params
+from rope_jax.nn.encoding import Encoding
+
+
+@dataclass
+class ShawOptions:
+    """Shaw: distances beyond `max_distance` share an embedding."""
+
+    max_distance: int = 16
+
+
+@dataclass
+class CopeOptions:
+    """CoPE: how many (fractional) positions are told apart."""
+
+    num_positions: int = 64
+
+
+@dataclass
+class DapeOptions:
+    """DAPE: hidden width of the network that corrects the ALiBi bias."""
+
+    width: int = 32
+
+
+class Shaw(Encoding):
+    """Relative embeddings on the keys, Shaw et al. 2018, equation 4.
+
+    Their embeddings on the values, which the paper found to add nothing (table 3),
+    need the attention weights whole; they are in `rope_jax.functional.shaw`.
+    """
+
+    per_layer = True
+
+    def __init__(self, config, *, rngs):
+        params = shaw.init_shaw(
+            rngs.params(), config.head_dim, max_distance=config.shaw.max_distance
+        )
+        self.params = as_params({"key": params["key"]})
+
+    def scores(self, x, query, key, positions):
+        """The queries' products with the embeddings of the distances."""
+        del x, key
+        params = as_arrays(self.params)
+        return lambda t, s: shaw.shaw_logits(
+            params, query[:, t], positions[..., t], positions[..., s]
+        )
+
+
+class Fox(Encoding):
+    """The forget gate of the forgetting transformer, Lin et al. 2025."""
+
+    per_layer = True
+    init = staticmethod(contextual.init_fox)
+    sums = staticmethod(contextual.fox_sums)
+
+    def __init__(self, config, *, rngs):
+        self.params = as_params(
+            self.init(rngs.params(), config.model_dim, config.num_heads)
+        )
+
+    def scores(self, x, query, key, positions):
+        """What the gates between key and query have left, in nats."""
+        del query, key, positions
+        sums = self.sums(as_arrays(self.params), x)
+        return lambda t, s: contextual.accumulated_bias(
+            contextual.rows_at(sums, t), contextual.rows_at(sums, s)
+        )
+
+
+class Cable(Fox):
+    """Context-aware biases, Veisi et al. 2025: ALiBi whose slope reads the token."""
+
+    init = staticmethod(contextual.init_cable)
+    sums = staticmethod(contextual.cable_sums)
+
+
+class Cope(Encoding):
+    """Contextual positions, Golovneva et al. 2024: gates are counted, not tokens."""
+
+    per_layer = True
+    whole_rows = True
+
+    def __init__(self, config, *, rngs):
+        del rngs
+        self.params = as_params(
+            contextual.init_cope(
+                config.head_dim, num_positions=config.cope.num_positions
+            )
+        )
+
+    def scores(self, x, query, key, positions):
+        """The query's product with the embedding of a fractional position."""
+        del x, positions
+        params = as_arrays(self.params)
+
+        def bias(t, s):
+            rows = query[:, t]
+            places = contextual.cope_positions(_logits(rows, key[:, s]), t, s)
+            return contextual.cope_bias(params, rows, places)
+
+        return bias
+
+
+class Dape(Encoding):
+    """Data-adaptive positions, Zheng et al. 2024, over the biases of ALiBi."""
+
+    per_layer = True
+
+    def __init__(self, config, *, rngs):
+        self.num_heads = config.num_heads
+        self.params = as_params(
+            contextual.init_dape(
+                rngs.params(), config.num_heads, width=config.dape.width
+            )
+        )
+
+    def scores(self, x, query, key, positions):
+        """ALiBi's bias and the network's correction of it."""
+        del x
+        params = as_arrays(self.params)
+        slopes = alibi.alibi_slopes(self.num_heads)
+
+        def bias(t, s):
+            logits = _logits(query[:, t], key[:, s])
+            base = alibi.alibi_bias(slopes, positions[..., t], positions[..., s])
+            return contextual.dape_logits(params, logits, base) - logits
+
+        return bias
+
+
+def _logits(query, key):
+    """Scaled products `[B, N, t, s]` of grouped heads, float32."""
+    batch, rows, heads, width = query.shape
+    grouped = query.reshape(batch, rows, key.shape[-2], -1, width)
+    products = jnp.einsum(
+        "btkgh,bskh->bkgts", grouped, key, preferred_element_type=jnp.float32
+    )
+    return products.reshape(batch, heads, rows, -1) * width**-0.5

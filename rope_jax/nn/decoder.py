@@ -1,0 +1,353 @@
+"""A decoder-only transformer over bytes, with its positional encoding by name.
+
+Written tree-style: no shared modules, no state beside the parameters, keys and
+positions passed in. `nnx.split(model)` gives a static graph and a tree of float32
+parameters, which is all that jitted code needs to see. The layers are one stack
+with a leading axis, run by `jax.lax.scan`, so that compile time does not grow
+with depth.
+"""
+
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from rope_jax.functional.attention import IMPLEMENTATIONS, attention
+from rope_jax.functional.positions import positions_from_mask, positions_from_segments
+from rope_jax.nn.absolute import LearnedOptions, SinusoidalOptions
+from rope_jax.nn.biases import FireOptions, KerpleOptions, SandwichOptions, T5Options
+from rope_jax.nn.contextual import CopeOptions, DapeOptions, ShawOptions
+from rope_jax.nn.encodings import ENCODINGS, make_encoding
+from rope_jax.nn.rotations import (
+    PropeOptions,
+    RandomRopeOptions,
+    RopeOptions,
+    XposOptions,
+)
+
+
+@dataclass
+class DecoderConfig:
+    """The architecture. Sizes of 0 are derived: see each field."""
+
+    encoding: str = "rope"
+    num_layers: int = 4
+    model_dim: int = 128
+    num_heads: int = 4
+    num_kv_heads: int = 0  # 0: as many as num_heads
+    head_dim: int = 32
+    mlp: str = "gated"  # "gated" (SwiGLU) or "plain" (GELU)
+    mlp_dim: int = 0  # 0: 4 model_dim plain, 8/3 model_dim gated, to multiples of 64
+    qk_norm: bool = False
+    dropout: float = 0.0
+    tied_output: bool = False
+    vocab_size: int = 256
+    dtype: str = "float32"  # compute; parameters are float32
+    remat: str = "none"  # "full" recomputes each layer in the backward pass
+    attention_implementation: str = "auto"  # of rope_jax.attention
+    sinusoidal: SinusoidalOptions = field(default_factory=SinusoidalOptions)
+    learned: LearnedOptions = field(default_factory=LearnedOptions)
+    rope: RopeOptions = field(default_factory=RopeOptions)
+    prope: PropeOptions = field(default_factory=PropeOptions)
+    xpos: XposOptions = field(default_factory=XposOptions)
+    random_rope: RandomRopeOptions = field(default_factory=RandomRopeOptions)
+    t5: T5Options = field(default_factory=T5Options)
+    kerple: KerpleOptions = field(default_factory=KerpleOptions)
+    fire: FireOptions = field(default_factory=FireOptions)
+    sandwich: SandwichOptions = field(default_factory=SandwichOptions)
+    shaw: ShawOptions = field(default_factory=ShawOptions)
+    cope: CopeOptions = field(default_factory=CopeOptions)
+    dape: DapeOptions = field(default_factory=DapeOptions)
+
+
+def check_config(config: DecoderConfig) -> None:
+    """Raise ValueError, naming the field, for a size or name that cannot work."""
+    for name in ("num_layers", "model_dim", "num_heads", "head_dim", "vocab_size"):
+        if getattr(config, name) < 1:
+            raise ValueError(
+                f"model.{name} must be at least 1, got {getattr(config, name)}"
+            )
+    kv_heads = config.num_kv_heads or config.num_heads
+    if kv_heads < 0 or config.num_heads % kv_heads:
+        raise ValueError(
+            "model.num_kv_heads must divide model.num_heads, got "
+            f"{config.num_kv_heads} and {config.num_heads}"
+        )
+    if config.mlp_dim < 0:
+        raise ValueError(f"model.mlp_dim must not be negative, got {config.mlp_dim}")
+    if not 0.0 <= config.dropout < 1.0:
+        raise ValueError(f"model.dropout must be in [0, 1), got {config.dropout}")
+    choices = {
+        "encoding": tuple(ENCODINGS),
+        "mlp": ("gated", "plain"),
+        "dtype": ("float32", "bfloat16"),
+        "remat": ("none", "full"),
+        "attention_implementation": ("auto", *IMPLEMENTATIONS),
+    }
+    for name, valid in choices.items():
+        if getattr(config, name) not in valid:
+            raise ValueError(
+                f"model.{name} must be one of {', '.join(valid)}; got "
+                f"{getattr(config, name)!r}"
+            )
+
+
+class Attention(nnx.Module):
+    """Causal self-attention with grouped key/value heads."""
+
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+        heads, width = config.num_heads, config.head_dim
+        kv_heads = config.num_kv_heads or heads
+        dtype, dim = jnp.dtype(config.dtype), config.model_dim
+
+        def project(out_heads):
+            return nnx.LinearGeneral(
+                dim,
+                (out_heads, width),
+                use_bias=False,
+                dtype=dtype,
+                kernel_init=nnx.initializers.normal(dim**-0.5),
+                rngs=rngs,
+            )
+
+        self.query, self.key, self.value = map(project, (heads, kv_heads, kv_heads))
+        self.out = nnx.LinearGeneral(
+            (heads, width),
+            dim,
+            axis=(-2, -1),
+            use_bias=False,
+            dtype=dtype,
+            kernel_init=_residual_init(heads * width, config.num_layers),
+            rngs=rngs,
+        )
+        norm = (lambda: _rms_norm(width, dtype, rngs)) if config.qk_norm else _nothing
+        self.query_norm, self.key_norm = norm(), norm()
+        # By the width of the projections: an encoding may hand on wider queries.
+        self.scale = width**-0.5
+        self.implementation = _implementation(config)
+
+    def __call__(self, x, positions, encoding, segment_ids, key_mask):
+        """Attend over `x` `[B, T, D]`; `positions` feed the encoding alone.
+
+        Tokens stand in order, so causality goes by index, which lets attention
+        skip the masked half without looking at the positions.
+        """
+        query, key, value = self.query(x), self.key(x), self.value(x)
+        if self.query_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        query, key = encoding.rotate(query, key, positions, positions)
+        mixed = attention(
+            query,
+            key,
+            value,
+            bias=encoding.scores(x, query, key, positions),
+            segment_ids=segment_ids,
+            key_mask=key_mask,
+            scale=self.scale,
+            implementation=self.implementation,
+        )
+        return self.out(mixed)
+
+
+class Mlp(nnx.Module):
+    """The feed-forward layer: SwiGLU or GELU."""
+
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+        dim, dtype = config.model_dim, jnp.dtype(config.dtype)
+        gated = config.mlp == "gated"
+        width = config.mlp_dim or (-(-8 * dim // 192) * 64 if gated else 4 * dim)
+
+        def project(inputs, outputs, init):
+            return nnx.Linear(
+                inputs,
+                outputs,
+                use_bias=False,
+                dtype=dtype,
+                kernel_init=init,
+                rngs=rngs,
+            )
+
+        init = nnx.initializers.normal(dim**-0.5)
+        self.gate = project(dim, width, init) if gated else None
+        self.up = project(dim, width, init)
+        self.down = project(width, dim, _residual_init(width, config.num_layers))
+
+    def __call__(self, x):
+        """Map `[..., D]` to `[..., D]`."""
+        if self.gate is None:
+            return self.down(jax.nn.gelu(self.up(x)))
+        return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nnx.Module):
+    """One pre-norm layer: attention, then the feed-forward layer."""
+
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+        dtype = jnp.dtype(config.dtype)
+        self.attention_norm = _rms_norm(config.model_dim, dtype, rngs)
+        self.attention = Attention(config, rngs=rngs)
+        self.mlp_norm = _rms_norm(config.model_dim, dtype, rngs)
+        self.mlp = Mlp(config, rngs=rngs)
+        self.dropout = config.dropout
+        own = ENCODINGS[config.encoding].per_layer
+        self.encoding = make_encoding(config, rngs=rngs) if own else None
+
+    def __call__(self, x, positions, encoding, segment_ids, key_mask, dropout_key):
+        """Map `[B, T, D]` to `[B, T, D]`; dropout acts where a key is given."""
+        encoding = encoding if self.encoding is None else self.encoding
+        keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
+        mixed = self.attention(
+            self.attention_norm(x), positions, encoding, segment_ids, key_mask
+        )
+        x = x + _dropout(mixed, self.dropout, keys[0])
+        return x + _dropout(self.mlp(self.mlp_norm(x)), self.dropout, keys[1])
+
+
+class Decoder(nnx.Module):
+    """A causal language model; see `DecoderConfig` for its parts.
+
+    Example:
+      >>> from flax import nnx
+      >>> config = DecoderConfig(encoding="alibi", num_layers=1)
+      >>> model = Decoder(config, rngs=nnx.Rngs(0))
+      >>> tokens = jnp.array([[82, 111, 80, 69]])
+      >>> model(tokens).shape
+      (1, 4, 256)
+    """
+
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+        check_config(config)
+        dim = config.model_dim
+        self.dtype = config.dtype
+        self.dropout = config.dropout
+        self.remat = config.remat
+        self.embedding = nnx.Param(
+            nnx.initializers.normal(dim**-0.5)(
+                rngs.params(), (config.vocab_size, dim), jnp.float32
+            )
+        )
+        shared = not ENCODINGS[config.encoding].per_layer
+        self.encoding = make_encoding(config, rngs=rngs) if shared else None
+
+        @nnx.split_rngs(splits=config.num_layers)
+        @nnx.vmap(in_axes=0, out_axes=0)
+        def stack(rngs):
+            return Block(config, rngs=rngs)
+
+        self.blocks = stack(rngs)
+        self.norm = _rms_norm(dim, jnp.dtype(config.dtype), rngs)
+        # A zero head makes an untrained model exactly uniform: 8 bits per byte.
+        self.head = (
+            None
+            if config.tied_output
+            else nnx.Param(jnp.zeros((dim, config.vocab_size), jnp.float32))
+        )
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest sequence that the encoding can do; None for no limit."""
+        return None if self.encoding is None else self.encoding.max_length
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        *,
+        positions: jax.Array | None = None,
+        segment_ids: jax.Array | None = None,
+        key_mask: jax.Array | None = None,
+        dropout_key: jax.Array | None = None,
+        last: int | None = None,
+    ) -> jax.Array:
+        """Logits of the byte after each token.
+
+        Args:
+          tokens: integers `[B, T]`.
+          positions: integers `[T]` or `[B, T]`. By default they count from 0 in
+            each segment of `segment_ids`, over the real tokens of `key_mask`, or
+            along the row.
+          segment_ids: integers `[B, T]`; tokens attend within equal ids.
+          key_mask: bool `[B, T]`, False where a token is padding.
+          dropout_key: dropout acts exactly when a key is given.
+          last: give logits for the last `last` tokens only.
+
+        Returns:
+          float32 logits `[B, T, V]`, or `[B, last, V]`.
+        """
+        if positions is None:
+            positions = _default_positions(tokens, segment_ids, key_mask)
+        keys = [None] * 3 if dropout_key is None else jax.random.split(dropout_key, 3)
+        dropout_key, embed_key, place_key = keys
+        dtype, dim = jnp.dtype(self.dtype), self.embedding.shape[-1]
+        x = self.embedding[...].at[tokens].get(mode="promise_in_bounds")
+        x = (x * dim**0.5).astype(dtype)
+        if self.encoding is not None:
+            positions = self.encoding.place(positions, place_key)
+            x = self.encoding.embed(x, positions)
+        x = _dropout(x, self.dropout, embed_key)
+        x = self._run_blocks(x, positions, segment_ids, key_mask, dropout_key)
+        x = self.norm(x if last is None else x[:, -last:])
+        head = self.embedding[...].T if self.head is None else self.head[...]
+        return jnp.einsum(
+            "btd,dv->btv", x, head.astype(dtype), preferred_element_type=jnp.float32
+        )
+
+    def _run_blocks(self, x, positions, segment_ids, key_mask, dropout_key):
+        graph, state = nnx.split(self.blocks)
+
+        def run(x, layer):
+            state, index = layer
+            key = dropout_key
+            if key is not None:
+                key = jax.random.fold_in(key, index)
+            block = nnx.merge(graph, state)
+            args = (positions, self.encoding, segment_ids, key_mask, key)
+            return block(x, *args), None
+
+        if self.remat == "full":
+            run = jax.checkpoint(run, prevent_cse=False)
+        num_layers = jax.tree.leaves(state)[0].shape[0]
+        return jax.lax.scan(run, x, (state, jnp.arange(num_layers)))[0]
+
+
+def _default_positions(tokens, segment_ids, key_mask):
+    if segment_ids is not None and key_mask is not None:
+        raise ValueError("positions must be given beside both segment_ids and key_mask")
+    if segment_ids is not None:
+        return positions_from_segments(segment_ids)
+    if key_mask is not None:
+        return positions_from_mask(key_mask)
+    return jnp.arange(tokens.shape[-1])
+
+
+def _implementation(config: DecoderConfig) -> str:
+    """The attention to use: some encodings need all the keys of a query at once."""
+    name = config.attention_implementation
+    if not ENCODINGS[config.encoding].whole_rows:
+        return name
+    if name == "blockwise":
+        raise ValueError(
+            "model.attention_implementation must be auto, xla or chunked for encoding "
+            f"{config.encoding!r}, which needs whole rows of scores; got {name!r}"
+        )
+    return "chunked" if name == "auto" else name
+
+
+def _residual_init(fan_in: int, num_layers: int):
+    """Keep the residual stream's variance independent of depth (GPT-2)."""
+    return nnx.initializers.normal((2 * num_layers * fan_in) ** -0.5)
+
+
+def _rms_norm(dim: int, dtype, rngs: nnx.Rngs) -> nnx.RMSNorm:
+    return nnx.RMSNorm(dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
+
+
+def _nothing() -> None:
+    return None
+
+
+def _dropout(x, rate, key):
+    if key is None or rate == 0.0:
+        return x
+    keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
+    return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))

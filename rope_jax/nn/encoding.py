@@ -1,0 +1,67 @@
+"""What a positional encoding can do to a decoder: the hooks, all at their default.
+
+* `place(positions, key)` may replace the positions of a row before all else;
+* `embed(x, positions)` changes the token embeddings `[B, T, D]`;
+* `rotate(query, key, query_positions, key_positions)` changes the queries and keys
+  `[B, T, N, H]` of a layer;
+* `bias(query_positions, key_positions)` is a float32 term `[..., N, T, S]` of the
+  scaled attention scores; None where an encoding has none;
+* `scores(x, query, key, positions)` is the same for encodings that read the data. It
+  returns a function of row indices, so that attention can ask for any block.
+
+Positions are always arguments, so offsets, packing and padding need no further code.
+"""
+
+from collections.abc import Callable
+
+import jax
+from flax import nnx
+
+BlockBias = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+class Encoding(nnx.Module):
+    """No positional encoding: every hook at its default.
+
+    Attributes:
+      max_length: the longest row that can be encoded; None for no limit.
+      per_layer: each layer has parameters of its own, instead of one set for all.
+      whole_rows: `scores` needs all the keys of a query at once.
+    """
+
+    max_length: int | None = None
+    per_layer = False
+    whole_rows = False
+    bias = None
+
+    def __init__(self, config, *, rngs: nnx.Rngs):
+        del config, rngs
+
+    def place(self, positions: jax.Array, key: jax.Array | None) -> jax.Array:
+        """The positions that the other hooks are given; `key` is for training."""
+        del key
+        return positions
+
+    def embed(self, x: jax.Array, positions: jax.Array) -> jax.Array:
+        """Token embeddings `[B, T, D]` with the positions added."""
+        del positions
+        return x
+
+    def rotate(self, query, key, query_positions, key_positions):
+        """Queries and keys `[B, T, N, H]` turned by their positions."""
+        del query_positions, key_positions
+        return query, key
+
+    def scores(self, x, query, key, positions) -> BlockBias | None:
+        """The term of the scaled scores, as a function of query and key indices.
+
+        Args:
+          x: `[B, T, D]`, the input of the attention layer, normalized.
+          query: `[B, T, N, H]`, after `rotate`.
+          key: `[B, T, K, H]`, after `rotate`.
+          positions: integers `[T]` or `[B, T]`.
+        """
+        del x, query, key
+        if self.bias is None:
+            return None
+        return lambda t, s: self.bias(positions[..., t], positions[..., s])

@@ -1,0 +1,232 @@
+"""Encodings that turn queries and keys: RoPE with its scalings, and its relatives."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from flax import nnx
+
+from rope_jax.functional import contextual, frequencies, positions, rotary
+from rope_jax.nn.encoding import Encoding
+
+SCALINGS = ("none", "linear", "ntk", "dynamic_ntk", "ntk_by_parts", "yarn", "llama3")
+# xPos scales by at most 2**(0.9 * span / 512): float32 ends a little beyond this.
+_XPOS_SPAN = 32_768
+
+
+@dataclass
+class RopeOptions:
+    """Rotary embedding. `fraction` of the head's channels turn, the first ones.
+
+    `scaling` names a builder of `rope_jax.frequencies`, with its `factor` and the
+    length that was trained before it was scaled; 0 lets the experiment use its own
+    training length.
+    """
+
+    theta: float = 10_000.0
+    fraction: float = 1.0
+    layout: str = "half"
+    scaling: str = "none"
+    factor: float = 1.0
+    original_length: int = 0
+
+
+@dataclass
+class XposOptions:
+    """xPos: pair i decays by zeta_i every `scale_base` positions."""
+
+    scale_base: float = 512.0
+
+
+@dataclass
+class PropeOptions:
+    """p-RoPE: the share of the frequencies that is kept, the highest ones."""
+
+    proportion: float = 0.75
+
+
+@dataclass
+class RandomRopeOptions:
+    """Randomized positions: drawn below `max_length`; 0 is 16 training lengths."""
+
+    max_length: int = 0
+
+
+class Rope(Encoding):
+    """Rotary position embedding, Su et al. 2021, equation 34."""
+
+    def __init__(self, config, *, rngs):
+        del rngs
+        options = config.rope
+        width = config.head_dim * options.fraction
+        if width != int(width) or int(width) % 2 or not 0 < width <= config.head_dim:
+            raise ValueError(
+                "model.head_dim * model.rope.fraction must be an even number of "
+                f"channels in (0, head_dim] for encoding {config.encoding!r}, got "
+                f"{width:g} from head_dim {config.head_dim} and fraction "
+                f"{options.fraction}"
+            )
+        for name, value, valid in (
+            ("layout", options.layout, ("half", "interleaved")),
+            ("scaling", options.scaling, SCALINGS),
+        ):
+            if value not in valid:
+                raise ValueError(
+                    f"model.rope.{name} must be one of {', '.join(valid)}; got "
+                    f"{value!r}"
+                )
+        self.width = int(width)
+        self.theta = options.theta
+        self.layout = options.layout
+        self.scaling = options.scaling
+        self.factor = options.factor
+        self.original_length = options.original_length
+        self.frequencies(1)  # wrong options raise here, not in the first step
+
+    def frequencies(self, length: int) -> frequencies.Frequencies:
+        """The rotary frequencies for a row of `length` tokens."""
+        dim, theta, factor = self.width, self.theta, self.factor
+        trained = self.original_length
+        if self.scaling == "none":
+            return frequencies.default(dim, theta=theta)
+        if self.scaling in ("linear", "ntk"):
+            return getattr(frequencies, self.scaling)(dim, theta=theta, factor=factor)
+        if self.scaling == "dynamic_ntk":
+            return frequencies.dynamic_ntk(
+                dim,
+                theta=theta,
+                factor=factor,
+                max_position_embeddings=trained,
+                seq_len=length,
+            )
+        return getattr(frequencies, self.scaling)(
+            dim, theta=theta, factor=factor, original_max_position_embeddings=trained
+        )
+
+    def rotate(self, query, key, query_positions, key_positions):
+        """Turn queries and keys by their own positions."""
+        table = self.frequencies(key.shape[-3])
+        return (
+            rotary.rope(query, query_positions, table, layout=self.layout),
+            rotary.rope(key, key_positions, table, layout=self.layout),
+        )
+
+
+class Prope(Rope):
+    """p-RoPE, Barbero et al. 2024: the lowest frequencies are set to zero."""
+
+    def __init__(self, config, *, rngs):
+        self.proportion = config.prope.proportion
+        super().__init__(config, rngs=rngs)
+
+    def frequencies(self, length):
+        """The frequencies that are kept, then zeros."""
+        del length
+        if self.scaling != "none":
+            raise ValueError(
+                "model.rope.scaling must be 'none' for encoding 'prope', got "
+                f"{self.scaling!r}"
+            )
+        return frequencies.proportional(
+            self.width, theta=self.theta, proportion=self.proportion
+        )
+
+
+class Xpos(Rope):
+    """xPos, Sun et al. 2022: RoPE whose scores decay with the distance.
+
+    Queries grow and keys shrink with the position, counted from the middle of the
+    row, so that only the distance remains in their product.
+    """
+
+    max_length = _XPOS_SPAN
+
+    def __init__(self, config, *, rngs):
+        super().__init__(config, rngs=rngs)
+        self.scale_base = config.xpos.scale_base
+        self.max_length = int(_XPOS_SPAN * self.scale_base / 512)
+        self._scale(jnp.arange(1), 0)
+
+    def _scale(self, at, center):
+        return rotary.xpos_scale(
+            at, self.width, scale_base=self.scale_base, center=center
+        )
+
+    def rotate(self, query, key, query_positions, key_positions):
+        """Turn, then scale: queries up and keys down with their positions."""
+        if key.shape[-3] > self.max_length:
+            raise ValueError(
+                f"encoding 'xpos' with scale_base {self.scale_base:g} stays finite up "
+                f"to {self.max_length} tokens, got a sequence of {key.shape[-3]}"
+            )
+        query, key = super().rotate(query, key, query_positions, key_positions)
+        low = jnp.minimum(query_positions.min(), key_positions.min())
+        high = jnp.maximum(query_positions.max(), key_positions.max())
+        center = low + (high - low) // 2
+        return (
+            self._scaled(query, self._scale(query_positions, center)),
+            self._scaled(key, 1.0 / self._scale(key_positions, center)),
+        )
+
+    def _scaled(self, x, scale):
+        pairs = (
+            jnp.tile(scale, 2) if self.layout == "half" else jnp.repeat(scale, 2, -1)
+        )
+        rest = jnp.ones((*pairs.shape[:-1], x.shape[-1] - pairs.shape[-1]))
+        whole = jnp.concatenate([pairs, rest], axis=-1)[..., None, :]
+        whole = jnp.broadcast_to(whole, x.shape)
+        return (x.astype(jnp.float32) * whole).astype(x.dtype)
+
+
+class RandomRope(Rope):
+    """RoPE at randomized positions, Ruoss et al. 2023.
+
+    In training each row's positions are a sorted sample without replacement of those
+    below `max_length`. Elsewhere they are that sample's expectation, evenly spread:
+    the same row always gets the same positions, which depend on its length.
+    """
+
+    def __init__(self, config, *, rngs):
+        super().__init__(config, rngs=rngs)
+        if config.random_rope.max_length < 1:
+            raise ValueError(
+                "model.random_rope.max_length must be at least 1 for encoding "
+                f"'random_rope', got {config.random_rope.max_length}"
+            )
+        self.max_length = config.random_rope.max_length
+
+    def place(self, positions_given, key):
+        """Positions below `max_length`, looked up by the ones given."""
+        length = positions_given.shape[-1]
+        if length > self.max_length:
+            raise ValueError(
+                f"encoding 'random_rope' draws from {self.max_length} positions, got "
+                f"a sequence of {length}; set a larger model.random_rope.max_length"
+            )
+        if key is None:
+            # E of the i-th of n sorted draws below M is (i + 1)(M + 1)/(n + 1) - 1.
+            step = (self.max_length + 1) / (length + 1)
+            spread = jnp.array([int((i + 1) * step - 1) for i in range(length)])
+        else:
+            spread = positions.random_positions(key, length, self.max_length)
+        return spread[positions_given]
+
+
+class Pope(Encoding):
+    """PoPE, Gopalakrishnan et al. 2025: magnitude for content, angle for position."""
+
+    per_layer = True
+
+    def __init__(self, config, *, rngs):
+        heads = config.num_kv_heads or config.num_heads
+        self.theta = config.rope.theta
+        params = contextual.init_pope(heads, config.head_dim, key=rngs.params())
+        self.phase = nnx.Param(params["phase"])
+
+    def rotate(self, query, key, query_positions, key_positions):
+        """Features of twice the head dim; their products are the scores."""
+        table = frequencies.default(2 * query.shape[-1], theta=self.theta)
+        params = {"phase": self.phase[...]}
+        return (
+            contextual.pope_query(query, query_positions, table),
+            contextual.pope_key(params, key, key_positions, table),
+        )
