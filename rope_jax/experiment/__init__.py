@@ -1,0 +1,1 @@
+"""Training on bytes, and measuring how each encoding extrapolates."""

@@ -1,0 +1,80 @@
+"""What the commands share: a clear word for a wrong flag, before any work."""
+
+import dataclasses
+import difflib
+import os
+import sys
+import typing
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from rope_jax.experiment.config import Config
+
+
+def run(main) -> None:
+    """Run `main(argv)` under absl; a wrong flag or value exits with one line.
+
+    ValueError and OSError carry messages written for the user, so they are printed
+    without a traceback (ROPE_JAX_TRACEBACK=1 shows it); anything else is a fault and
+    keeps it. The libraries' own log lines below warnings are off unless --verbosity
+    asks for them.
+    """
+
+    def guarded(argv):
+        if len(argv) > 1:
+            _fail(f"unexpected argument {argv[1]!r}; options are written --name=value")
+        if not flags.FLAGS["verbosity"].present:
+            logging.set_verbosity(logging.WARNING)
+        try:
+            main(argv)
+        except (ValueError, OSError) as error:
+            if os.environ.get("ROPE_JAX_TRACEBACK"):
+                raise
+            _fail(str(error))
+
+    app.run(guarded)
+
+
+def define_config(default: str) -> flags.FlagHolder:
+    """Define --config, and stop here if an override names no field.
+
+    The flag reads its overrides while it is being defined, and raises an error of
+    its own that does not say which fields there are.
+    """
+    problem = _wrong_override(sys.argv[1:])
+    if problem:
+        _fail(problem)
+    return config_flags.DEFINE_config_file(
+        "config", default, "A file of configs/, with :ARGUMENT if it takes one."
+    )
+
+
+def _fail(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _wrong_override(arguments: list[str]) -> str | None:
+    """The first `--config.a.b` that is no field, with the nearest valid ones."""
+    for argument in arguments:
+        flag = argument.lstrip("-").partition("=")[0]
+        if not argument.startswith("-") or not flag.startswith("config."):
+            continue
+        kind = Config
+        for name in flag.split(".")[1:]:
+            fields = _fields(kind)
+            if name not in fields:
+                near = difflib.get_close_matches(name, fields, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                return f"--{flag}: no field {name!r}; valid: {', '.join(fields)}{hint}"
+            kind = fields[name]
+        if dataclasses.is_dataclass(kind):
+            return f"--{flag} is a group; set one of {', '.join(_fields(kind))}"
+    return None
+
+
+def _fields(kind) -> dict[str, typing.Any]:
+    if not dataclasses.is_dataclass(kind):
+        return {}
+    return {f.name: f.type for f in dataclasses.fields(kind)}

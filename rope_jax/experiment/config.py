@@ -1,0 +1,260 @@
+"""The experiment's configuration: plain dataclasses, filled by configs/ and flags.
+
+A config is data. It is written to `config.json` beside each run and read back
+from there, so that an evaluation never depends on the file that made it. The
+classes stay mutable because absl flags set their fields; `validate` is called
+once before any work, and only plain values go on into jitted code.
+"""
+
+import dataclasses
+import functools
+import typing
+from dataclasses import dataclass, field
+
+from flax import nnx
+
+from rope_jax.nn.decoder import Decoder, DecoderConfig
+from rope_jax.nn.encodings import ENCODINGS
+
+
+@dataclass
+class DataConfig:
+    """Where the bytes come from, and how they are cut."""
+
+    source: str = "embedded"  # "embedded" or "enwik8"
+    path: str = ""  # a local byte file (raw, .zip or .gz), used instead of `source`
+    data_dir: str = ""  # where TensorFlow Datasets keeps enwik8; "" is its default
+    length: int = 128  # training context in bytes
+
+
+@dataclass
+class TrainConfig:
+    """One run's optimisation. An update sees `batch_size * data.length` bytes."""
+
+    steps: int = 1000
+    batch_size: int = 16  # sequences per update, all devices together
+    accumulate: int = 1  # micro-batches that one update is split into
+    learning_rate: float = 1e-3
+    final_learning_rate: float = 1e-4  # cosine end, reached at `steps`
+    warmup_steps: int = 100
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    clip_norm: float = 1.0
+    seed: int = 0
+    log_every: int = 50
+    checkpoint_every: int = 500
+    keep_checkpoints: int = 2
+
+
+@dataclass
+class EvalConfig:
+    """What is measured after training, and by eval.py."""
+
+    lengths: tuple[int, ...] = (128, 256, 512, 1024, 2048)
+    protocol: str = "anchored"  # or "nonoverlap", "sliding", "per_position"
+    split: str = "validation"  # or "test"
+    anchors: int = 256  # anchored: blocks scored, spread over the split
+    block: int = 32  # anchored: bytes scored in each block
+    stride: int = 0  # sliding, per_position: bytes from window to window; 0: a part
+    max_bytes: int = 0  # bytes read by the protocols other than anchored; 0 is all
+    batch_tokens: int = 16384  # tokens that one evaluation call is fed
+    bootstrap: int = 2000  # resamples behind each 95 % interval
+    seed: int = 0  # of the bootstrap
+
+
+@dataclass
+class SweepConfig:
+    """The grid that train.py runs. Empty means the one value in `model`/`train`."""
+
+    encodings: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+
+
+@dataclass
+class MeshConfig:
+    """Devices along each axis; one may be -1, which takes what is left."""
+
+    data: int = -1
+    fsdp: int = 1
+    tensor: int = 1
+    sequence: int = 1
+
+
+@dataclass
+class Config:
+    """Everything that a run depends on."""
+
+    model: DecoderConfig = field(default_factory=DecoderConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+
+
+def to_dict(config: Config) -> dict:
+    """The config as nested dictionaries of JSON values."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(values: dict) -> Config:
+    """Rebuild a config from `to_dict`'s output.
+
+    Raises:
+      ValueError: an unknown field, or a value of the wrong type.
+    """
+    return _build(Config, values, "config")
+
+
+def resolve(config: Config) -> Config:
+    """A checked copy of a config, with the fields that are derived filled in.
+
+    Flags give tuples as text ("rope,alibi"); here they become what their types
+    say, and a learned table gets the training length where none was chosen.
+
+    Raises:
+      ValueError: naming the field, the value and what is valid.
+    """
+    config = from_dict(to_dict(config))
+    model, length = config.model, config.data.length
+    for options, name, value in (
+        (model.learned, "max_length", length),
+        (model.random_rope, "max_length", 16 * length),
+        (model.rope, "original_length", length),
+        (model.fire, "length", length),
+    ):
+        if getattr(options, name) == 0:
+            setattr(options, name, value)
+    config.sweep.encodings = config.sweep.encodings or (config.model.encoding,)
+    config.sweep.seeds = config.sweep.seeds or (config.train.seed,)
+    _check(config)
+    return config
+
+
+def differences(left: Config, right: Config) -> list[str]:
+    """The fields in which two configs differ, as 'name: left != right'."""
+    a, b = _flatten(to_dict(left)), _flatten(to_dict(right))
+    return [f"{name}: {a[name]!r} != {b[name]!r}" for name in a if a[name] != b[name]]
+
+
+def _build(cls, values, path):
+    known = {f.name: f.type for f in dataclasses.fields(cls)}
+    made = {}
+    for name, value in values.items():
+        if name not in known:
+            raise ValueError(
+                f"unknown field {path}.{name}; valid fields: {', '.join(known)}"
+            )
+        build = _build if dataclasses.is_dataclass(known[name]) else _typed
+        made[name] = build(known[name], value, f"{path}.{name}")
+    return cls(**made)
+
+
+def _typed(kind, value, path):
+    if kind not in (int, float, str, bool):  # tuple[item, ...]
+        item = typing.get_args(kind)[0]
+        if not isinstance(value, tuple | list):
+            raise ValueError(
+                f"{path} must be a list of {item.__name__}s, got {value!r}"
+            )
+        parts = [p for v in value for p in _split(v)]
+        return tuple(_typed(item, p, path) for p in parts)
+    if kind is int and isinstance(value, str) and value.lstrip("-").isdigit():
+        return int(value)  # an element of a tuple that came as text
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise ValueError(f"{path} must be {kind.__name__}, got {value!r}")
+    return value
+
+
+def _split(value):
+    if not isinstance(value, str):
+        return [value]
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+def _flatten(values: dict, prefix: str = "") -> dict:
+    flat = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flatten(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _require(ok: bool, field: str, value, valid: str) -> None:
+    if not ok:
+        raise ValueError(f"--config.{field} must be {valid}, got {value!r}")
+
+
+def _check(config: Config) -> None:
+    train, data, evaluation = config.train, config.data, config.eval
+    _require(
+        data.source in ("embedded", "enwik8"),
+        "data.source",
+        data.source,
+        "'embedded' or 'enwik8'",
+    )
+    at_least_one = {
+        "data": (data, ("length",)),
+        "train": (
+            train,
+            ("steps", "batch_size", "accumulate", "log_every", "checkpoint_every"),
+        ),
+        "eval": (evaluation, ("anchors", "block", "batch_tokens", "bootstrap")),
+    }
+    for group, (record, names) in at_least_one.items():
+        for name in names:
+            value = getattr(record, name)
+            _require(value >= 1, f"{group}.{name}", value, "at least 1")
+    _require(
+        train.batch_size % train.accumulate == 0,
+        "train.accumulate",
+        train.accumulate,
+        f"a divisor of train.batch_size {train.batch_size}",
+    )
+    for name in ("learning_rate", "clip_norm"):
+        value = getattr(train, name)
+        _require(value > 0, f"train.{name}", value, "positive")
+    for name in ("final_learning_rate", "weight_decay", "warmup_steps", "seed"):
+        value = getattr(train, name)
+        _require(value >= 0, f"train.{name}", value, "0 or more")
+    for name in ("beta1", "beta2"):
+        value = getattr(train, name)
+        _require(0 <= value < 1, f"train.{name}", value, "in [0, 1)")
+    _require(
+        train.keep_checkpoints >= 1,
+        "train.keep_checkpoints",
+        train.keep_checkpoints,
+        "at least 1",
+    )
+    _check_sweep(config)
+
+
+def _check_sweep(config: Config) -> None:
+    """Build every model of the grid abstractly: its own checks name the field."""
+    seeds = config.sweep.seeds
+    _require(
+        all(seed >= 0 for seed in seeds) and len(set(seeds)) == len(seeds),
+        "sweep.seeds",
+        seeds,
+        "different numbers, 0 or more",
+    )
+    names = config.sweep.encodings
+    _require(len(set(names)) == len(names), "sweep.encodings", names, "different names")
+    for encoding in names:
+        _require(
+            encoding in ENCODINGS,
+            "sweep.encodings" if len(names) > 1 else "model.encoding",
+            encoding,
+            f"one of {', '.join(ENCODINGS)}",
+        )
+        model = dataclasses.replace(config.model, encoding=encoding)
+        nnx.eval_shape(functools.partial(_build_decoder, model))
+
+
+def _build_decoder(model: DecoderConfig) -> Decoder:
+    return Decoder(model, rngs=nnx.Rngs(0))

@@ -1,0 +1,1 @@
+"""The bytes: where they come from, and how they reach the devices."""

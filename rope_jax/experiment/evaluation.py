@@ -1,0 +1,298 @@
+"""Evaluation of trained runs across context lengths.
+
+A protocol (see `protocols`) plans windows as index arrays; `scoring.score` runs any
+plan with any model and returns the nats of each scored byte; `measure` sums them in
+float64 on the host and adds intervals. `evaluate_run` and `evaluate_workdir` do that
+for what is on disk. bpc is sum(nats) / (bytes * ln 2), perplexity 2**bpc, per byte.
+"""
+
+import dataclasses
+import functools
+import math
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from rope_jax.experiment import checkpoint, plots, report, run_directory
+from rope_jax.experiment.bootstrap import mean_interval, unit_values
+from rope_jax.experiment.config import Config, EvalConfig, MeshConfig
+from rope_jax.experiment.data import sources
+from rope_jax.experiment.mesh import make_mesh
+from rope_jax.experiment.protocols import PROTOCOLS, Cell, Windows, plan
+from rope_jax.experiment.scoring import Apply, ModelApply, score
+
+__all__ = [
+    "PROTOCOLS",
+    "check",
+    "evaluate_run",
+    "evaluate_workdir",
+    "find_runs",
+    "measure",
+]
+
+
+def measure(
+    apply: Apply,
+    params,
+    cells: list[Cell],
+    data: np.ndarray,
+    config: EvalConfig,
+    *,
+    train_length: int,
+    max_length: int | None = None,
+    mesh: Mesh | None = None,
+) -> list[dict]:
+    """Run a plan and summarise it: one row for each cell.
+
+    Args:
+      apply: as for `scoring.score`.
+      params: what `apply` takes.
+      cells: the plan.
+      data: uint8 `[N]`, the split.
+      config: batch size, resamples and seed.
+      train_length: the length that differences are to.
+      max_length: the longest window that the model takes; None for any. A cell
+        beyond it becomes a row without a value, and with a `reason`.
+      mesh: as for `scoring.score`.
+
+    Returns:
+      Rows with length, bpc, bpc_low, bpc_high, standard_error, perplexity, delta,
+      delta_low, delta_high, scored_bytes (a byte counts each time that it is scored),
+      window, stride and reason. What is not known is None.
+    """
+    values: dict[int, np.ndarray] = {}
+    rows = []
+    options = {"batch_tokens": config.batch_tokens, "mesh": mesh}
+    for cell, sums, counts in _unit_sums(
+        functools.partial(score, apply, params, data=data, **options), cells, max_length
+    ):
+        row = {
+            "length": cell.length,
+            "window": cell.windows.length,
+            "stride": cell.stride or None,
+            "scored_bytes": int(counts.sum()),
+            "reason": None,
+        }
+        if sums is None:
+            row["reason"] = f"the model's positions end at {max_length}"
+        elif not np.isfinite(sums).all():
+            row["reason"] = "the loss is not finite"
+        else:
+            values[cell.length] = unit_values(sums / math.log(2), counts)
+        rows.append(row)
+    options = {"resamples": config.bootstrap, "seed": config.seed}
+    reference = values.get(train_length)
+    return [
+        {**row, **_statistics(values.get(row["length"]), reference, options)}
+        for row in rows
+    ]
+
+
+def _unit_sums(
+    run: Callable[[Windows], np.ndarray], cells: list[Cell], max_length: int | None
+) -> Iterator[tuple[Cell, np.ndarray | None, np.ndarray]]:
+    """Nats summed over, and targets counted in, each unit of each cell's text."""
+    planned = None  # the windows whose scores are at hand
+    for cell in cells:
+        if max_length is not None and cell.longest > max_length:
+            yield cell, None, np.zeros(1)
+            continue
+        if planned is not cell.windows:
+            planned, windows = cell.windows, cell.windows
+            if max_length is not None and windows.length > max_length:
+                windows = _shortened(windows, max_length)
+            nats = run(windows).astype(np.float64)
+            contexts, targets = windows.contexts(), windows.targets()
+        kept = (cell.shortest <= contexts) & (contexts <= cell.longest)
+        unit = np.searchsorted(cell.units, targets[kept], side="right") - 1
+        size = len(cell.units)
+        sums = np.bincount(unit, weights=nats[kept], minlength=size)
+        yield cell, sums, np.bincount(unit, minlength=size)
+
+
+def _shortened(windows: Windows, length: int) -> Windows:
+    """The same windows without their end; causal, so their beginning is unchanged."""
+    kept = windows.first < length
+    return Windows(
+        length,
+        windows.starts[kept],
+        windows.first[kept],
+        np.minimum(windows.stop[kept], length),
+    )
+
+
+def _statistics(values, reference, options) -> dict:
+    names = ["bpc", "bpc_low", "bpc_high", "standard_error", "perplexity"]
+    names += ["delta", "delta_low", "delta_high"]
+    row = dict.fromkeys(names)
+    if values is None:
+        return row
+    mean, error, low, high, _ = mean_interval(values, **options)
+    row |= {"bpc": mean, "bpc_low": low, "bpc_high": high, "standard_error": error}
+    row["perplexity"] = 2.0**mean if mean < 1024 else None
+    if reference is not None:
+        mean, _, low, high, _ = mean_interval(values - reference, **options)
+        row |= {"delta": mean, "delta_low": low, "delta_high": high}
+    return {name: None if v is None or math.isnan(v) else v for name, v in row.items()}
+
+
+def check(config: EvalConfig, corpus: sources.Corpus, train_length: int) -> None:
+    """Raise ValueError, naming the flag, where an evaluation could not be done."""
+    plan(len(_split(corpus, config)), config, train_length)
+
+
+def _split(corpus: sources.Corpus, config: EvalConfig) -> np.ndarray:
+    return corpus.test if config.split == "test" else corpus.validation
+
+
+def evaluate_run(
+    run_dir: str | pathlib.Path,
+    eval_config: EvalConfig,
+    corpus: sources.Corpus | None = None,
+    mesh: Mesh | None = None,
+) -> list[dict]:
+    """The rows of one run, from its last checkpoint and its own saved config.
+
+    Args:
+      run_dir: a directory with config.json and checkpoints/.
+      eval_config: what to measure.
+      corpus: None loads what the run was trained on.
+      mesh: None splits batches over all devices.
+
+    Returns:
+      Rows with the keys of `measure`, and encoding, seed, protocol, split,
+      train_length, step, dtype and corpus.
+
+    Raises:
+      FileNotFoundError: no checkpoint.
+      ValueError: naming the flag, before the model is touched.
+    """
+    config = run_directory.load_config(run_dir)
+    corpus = sources.load(config.data) if corpus is None else corpus
+    check(eval_config, corpus, config.data.length)
+    mesh = make_mesh(MeshConfig()) if mesh is None else mesh
+    with jax.set_mesh(mesh):
+        config, graphdef, params, step = checkpoint.load_params(run_dir, mesh=mesh)
+        data, train_length = _split(corpus, eval_config), config.data.length
+        rows = measure(
+            ModelApply(graphdef),
+            params,
+            plan(len(data), eval_config, train_length),
+            data,
+            eval_config,
+            train_length=train_length,
+            max_length=nnx.merge(graphdef, params).max_length,
+            mesh=mesh,
+        )
+    about = _about(config, eval_config, corpus, step)
+    return [about | row for row in rows]
+
+
+def _about(config: Config, eval_config: EvalConfig, corpus, step: int) -> dict:
+    return {
+        "encoding": config.model.encoding,
+        "seed": config.train.seed,
+        "protocol": eval_config.protocol,
+        "split": eval_config.split,
+        "train_length": config.data.length,
+        "step": step,
+        "dtype": config.model.dtype,
+        "corpus": corpus.name,
+    }
+
+
+def find_runs(workdir: str | pathlib.Path) -> list[pathlib.Path]:
+    """The workdir itself if it is a run, else every run below it, by name.
+
+    Raises:
+      FileNotFoundError: there is no run with a checkpoint.
+      ValueError: the path is a file, or lies inside a run.
+    """
+    workdir = run_directory.absolute(workdir)
+    if (workdir / "config.json").exists() or "checkpoints" in workdir.parts[-2:]:
+        run_directory.load_config(workdir)  # says which level is expected
+        found = [workdir]
+    else:
+        found = sorted(_directories_with_config(workdir))
+    runs = []
+    for run in found:
+        if run_directory.complete_steps(run):
+            runs.append(run)
+        elif (run / "checkpoints").exists():
+            print(f"no checkpoint yet, left out: {run}", file=sys.stderr)
+    if not runs:
+        raise FileNotFoundError(
+            f"no checkpoint found in {workdir}: --workdir must be a run's directory, "
+            "which holds config.json and checkpoints/, or one above it"
+        )
+    return runs
+
+
+def _directories_with_config(workdir: pathlib.Path) -> Iterator[pathlib.Path]:
+    for directory, below, files in os.walk(workdir):
+        if "config.json" in files:
+            below.clear()  # nothing but checkpoints lies inside a run
+            yield pathlib.Path(directory)
+
+
+def _order(item: tuple[pathlib.Path, Config]):
+    run, config = item
+    return run.parent, config.model.encoding, config.train.seed, run.name
+
+
+def evaluate_workdir(
+    workdir: str | pathlib.Path, eval_config: EvalConfig | None = None, **changes
+) -> list[dict]:
+    """Evaluate every run below a directory; print and write the results.
+
+    Writes extrapolation.json, .csv and .png into the workdir.
+
+    Args:
+      workdir: a run, or a directory above runs.
+      eval_config: what to measure; None takes what the first run was configured with.
+      **changes: fields of EvalConfig that replace those.
+
+    Returns:
+      The rows of all runs, as in extrapolation.json.
+
+    Raises:
+      FileNotFoundError: no checkpoint.
+      ValueError: naming the flag, before any model is touched.
+    """
+    runs = {run: run_directory.load_config(run) for run in find_runs(workdir)}
+    runs = dict(sorted(runs.items(), key=_order))
+    eval_config = eval_config or next(iter(runs.values())).eval
+    eval_config = dataclasses.replace(eval_config, **changes)
+    # Every run at every training length, so that all have the same columns.
+    lengths = tuple(eval_config.lengths)
+    trained = {c.data.length for c in runs.values()} - set(lengths)
+    lengths += tuple(sorted(trained))
+    eval_config = dataclasses.replace(eval_config, lengths=lengths)
+    corpora: dict[tuple, sources.Corpus] = {}
+    for config in runs.values():
+        key = dataclasses.astuple(config.data)
+        corpora[key] = corpora.get(key) or sources.load(config.data)
+        check(eval_config, corpora[key], config.data.length)
+    rows, mesh = [], make_mesh(MeshConfig())
+    for run, config in runs.items():
+        begin = time.monotonic()
+        corpus = corpora[dataclasses.astuple(config.data)]
+        rows += evaluate_run(run, eval_config, corpus, mesh)
+        seconds = time.monotonic() - begin
+        print(f"evaluated {run} in {seconds:.1f} s", file=sys.stderr)
+    if jax.process_index() == 0:
+        base = run_directory.absolute(workdir) / "extrapolation"
+        report.write_json(base.with_suffix(".json"), rows)
+        report.write_csv(base.with_suffix(".csv"), rows)
+        print(report.format_table(rows))
+        if any(row["bpc"] is not None for row in rows):
+            plots.plot(rows, base.with_suffix(".png"))
+        print(f"\nwritten: {base}.json, .csv, .png")
+    return rows

@@ -1,0 +1,123 @@
+"""One device mesh for every run, and where each array lies on it.
+
+Axes: `data` splits the batch; `fsdp` splits the batch and the weights; `tensor`
+splits heads, feed-forward channels and the vocabulary; `sequence` splits the
+tokens of a row. A size that an axis does not divide raises before any work.
+"""
+
+import math
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from rope_jax.experiment.config import Config, MeshConfig
+
+AXES = ("data", "fsdp", "tensor", "sequence")
+
+# Parameter path, by its last names -> the mesh axes of its last dimensions.
+_RULES: dict[tuple[str, ...], tuple[str | None, ...]] = {
+    ("embedding",): (None, "fsdp"),
+    ("head",): ("fsdp", "tensor"),
+    ("encoding", "table"): (None, "fsdp"),
+    ("query", "kernel"): ("fsdp", "tensor", None),
+    ("key", "kernel"): ("fsdp", "tensor", None),
+    ("value", "kernel"): ("fsdp", "tensor", None),
+    ("out", "kernel"): ("tensor", None, "fsdp"),
+    ("gate", "kernel"): ("fsdp", "tensor"),
+    ("up", "kernel"): ("fsdp", "tensor"),
+    ("down", "kernel"): ("tensor", "fsdp"),
+    ("scale",): (None,),
+}
+
+
+def mesh_shape(config: MeshConfig, num_devices: int) -> tuple[int, ...]:
+    """The four axis sizes, with the one -1 replaced by the devices left.
+
+    Raises:
+      ValueError: a size is 0 or below -1, two are -1, or the devices do not fit.
+    """
+    sizes = [getattr(config, axis) for axis in AXES]
+    shown = ", ".join(f"mesh.{a}={s}" for a, s in zip(AXES, sizes, strict=True))
+    if any(size == 0 or size < -1 for size in sizes) or sizes.count(-1) > 1:
+        raise ValueError(f"mesh sizes must be positive, at most one -1; got {shown}")
+    fixed = math.prod(size for size in sizes if size != -1)
+    if fixed > num_devices or (-1 in sizes and num_devices % fixed):
+        raise ValueError(f"{shown} does not fit the {num_devices} devices present")
+    return tuple(num_devices // fixed if size == -1 else size for size in sizes)
+
+
+def make_mesh(config: MeshConfig) -> Mesh:
+    """The mesh of a run, over the first devices if it needs fewer than all."""
+    shape = mesh_shape(config, jax.device_count())
+    return jax.make_mesh(
+        shape,
+        AXES,
+        axis_types=(AxisType.Auto,) * len(AXES),
+        devices=jax.devices()[: math.prod(shape)],
+    )
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Sharding of a `[B, T]` batch: rows over data and fsdp, tokens over sequence."""
+    return NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "sequence"))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Sharding of what every device holds whole."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def param_shardings(mesh: Mesh, tree):
+    """Shardings for a tree of parameters, or of anything shaped as they are.
+
+    Optimizer slots carry the parameter's path inside theirs, so one table serves
+    both. Scalars are replicated.
+
+    Args:
+      mesh: the mesh of the run.
+      tree: abstract or real arrays, with the parameters' names as keys.
+
+    Raises:
+      ValueError: no rule knows an array, or an axis does not divide it.
+    """
+
+    def place(path, leaf):
+        if leaf.ndim == 0:
+            return replicated(mesh)
+        names = tuple(str(getattr(k, "key", getattr(k, "name", k))) for k in path)
+        spec = _spec(names, leaf.ndim)
+        for size, axis in zip(leaf.shape, spec, strict=True):
+            if axis is not None and size % mesh.shape[axis]:
+                raise ValueError(
+                    f"mesh.{axis}={mesh.shape[axis]} does not divide the size {size} "
+                    f"of {'.'.join(names)} {leaf.shape}"
+                )
+        return NamedSharding(mesh, PartitionSpec(*spec))
+
+    return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def _spec(names: tuple[str, ...], ndim: int) -> tuple[str | None, ...]:
+    for suffix, axes in _RULES.items():
+        if names[-len(suffix) :] == suffix:
+            return (None,) * (ndim - len(axes)) + axes
+    if "encoding" in names:  # a few numbers for each head: on every device
+        return (None,) * ndim
+    raise ValueError(f"no sharding rule for the parameter {'.'.join(names)}")
+
+
+def check_mesh(config: Config) -> None:
+    """Raise ValueError where the mesh does not divide what it has to split."""
+    data, fsdp, tensor, sequence = mesh_shape(config.mesh, jax.device_count())
+    model, rows = config.model, config.train.batch_size // config.train.accumulate
+    kv_heads = model.num_kv_heads or model.num_heads
+    for axes, size, what in (
+        (f"mesh.data*mesh.fsdp={data * fsdp}", rows, "sequences per micro-batch"),
+        (f"mesh.tensor={tensor}", model.num_heads, "heads (model.num_heads)"),
+        (f"mesh.tensor={tensor}", kv_heads, "key/value heads (model.num_kv_heads)"),
+        (f"mesh.tensor={tensor}", model.vocab_size, "bytes (model.vocab_size)"),
+        (f"mesh.fsdp={fsdp}", model.model_dim, "channels (model.model_dim)"),
+        (f"mesh.sequence={sequence}", config.data.length, "bytes of data.length"),
+    ):
+        if size % int(axes.rpartition("=")[2]):
+            raise ValueError(f"{axes} must divide the {size} {what}")

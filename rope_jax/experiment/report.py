@@ -1,0 +1,183 @@
+"""Results as text and files: rows of dictionaries in, a table, JSON and CSV out."""
+
+import csv
+import io
+import json
+import math
+import pathlib
+import textwrap
+from collections.abc import Iterable
+
+import numpy as np
+
+_WIDTH = 100  # columns of a terminal that a table may take
+
+
+def format_table(rows: list[dict]) -> str:
+    """The table of an evaluation: a line for each run, a column for each length.
+
+    Two blocks: bits per byte, and the paired difference to the training length. A
+    number after "±" is half of the 95 % interval; on the lines over several seeds it
+    is the standard deviation over them. Lengths that do not fit beside each
+    other in 100 columns go into further blocks.
+
+    Args:
+      rows: the rows of `evaluation.evaluate_workdir`, of one protocol.
+
+    Returns:
+      Lines of at most 100 columns.
+
+    Raises:
+      ValueError: there are no rows.
+    """
+    if not rows:
+        raise ValueError("rows must not be empty")
+    parts = [_headline(rows)]
+    for name, title in (
+        ("bpc", "bits per byte, by bytes of context"),
+        ("delta", "difference in bits per byte to the training length"),
+    ):
+        parts += [f"{title}:\n{block}" for block in _blocks(rows, name)]
+    return "\n\n".join([*parts, "\n".join(_notes(rows))])
+
+
+def aggregate(rows: Iterable[dict]) -> list[dict]:
+    """Means over the seeds of each encoding, training length and context length.
+
+    Args:
+      rows: rows of one protocol; those without a value count as missing.
+
+    Returns:
+      Rows with encoding, train_length, length, seeds (how many have a value), bpc
+      and delta (means) and bpc_sd, delta_sd (sample standard deviation, ddof 1;
+      None for fewer than two seeds), in the order of first appearance.
+    """
+    groups: dict[tuple, list[dict]] = {}
+    for row in rows:
+        key = row["encoding"], row["train_length"], row["length"]
+        groups.setdefault(key, []).append(row)
+    made = []
+    for (encoding, train_length, length), group in groups.items():
+        one = {"encoding": encoding, "train_length": train_length, "length": length}
+        one["seeds"] = sum(row["bpc"] is not None for row in group)
+        for name in ("bpc", "delta"):
+            values = [row[name] for row in group if row[name] is not None]
+            one[name] = float(np.mean(values)) if values else None
+            several = len(values) > 1
+            one[f"{name}_sd"] = float(np.std(values, ddof=1)) if several else None
+        made.append(one)
+    return made
+
+
+def write_json(path: pathlib.Path, rows: list[dict]) -> None:
+    """Rows as a JSON list; what is not a finite number becomes null."""
+    text = json.dumps([_plain(row) for row in rows], indent=1, allow_nan=False)
+    _replace(path, text + "\n")
+
+
+def write_csv(path: pathlib.Path, rows: list[dict]) -> None:
+    """Rows as CSV with one header; a column for every key, empty where unknown."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(_plain(row) for row in rows)
+    _replace(path, text.getvalue())
+
+
+def _plain(row: dict) -> dict:
+    def plain(value):
+        value = value.item() if isinstance(value, np.generic) else value
+        finite = not isinstance(value, float) or math.isfinite(value)
+        return value if finite else None
+
+    return {name: plain(value) for name, value in row.items()}
+
+
+def _replace(path: pathlib.Path, text: str) -> None:
+    """Write at once: a reader never sees half of a file."""
+    partial = path.with_name(path.name + ".tmp")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def _headline(rows: list[dict]) -> str:
+    def span(name, form="{:,}"):
+        values = sorted({row[name] for row in rows if row["bpc"] is not None})
+        ends = values[:1] + values[1:][-1:]
+        return " to ".join(form.format(value) for value in ends) or "no"
+
+    return (
+        f"{rows[0]['protocol']} protocol, {rows[0]['split']} split, "
+        f"{span('scored_bytes')} bytes scored at each length\n"
+        f"trained at {span('train_length')} bytes of context, "
+        f"checkpoint of step {span('step')}, {span('dtype', '{}')}"
+    )
+
+
+def _blocks(rows: list[dict], name: str) -> list[str]:
+    """The lines of a table, cut into as many blocks as the width needs."""
+    lines = _lines(rows, name)
+    lengths = sorted(lines[0][1])
+    columns = zip(*(key for key, _ in lines), strict=True)
+    label_widths = [max(map(len, column)) for column in columns]
+    labels = [
+        "  ".join(t.ljust(w) for t, w in zip(key, label_widths, strict=True))
+        for key, _ in lines
+    ]
+    width = 2 + max(len(text) for _, cells in lines for text in cells.values())
+    fit = max(1, (_WIDTH - len(labels[0])) // width)
+    return [
+        "\n".join(
+            label + "".join(cells.get(n, "").rjust(width) for n in lengths[i : i + fit])
+            for label, (_, cells) in zip(labels, lines, strict=True)
+        )
+        for i in range(0, len(lengths), fit)
+    ]
+
+
+def _lines(rows: list[dict], name: str) -> list[tuple[tuple, dict[int, str]]]:
+    """(label, cells by length) of each line, the header first."""
+    runs: dict[tuple, dict[int, str]] = {}
+    for row in rows:
+        key = row["encoding"], str(row["train_length"]), str(row["seed"])
+        low, high = row[f"{name}_low"], row[f"{name}_high"]
+        half = None if low is None or high is None else (high - low) / 2
+        runs.setdefault(key, {})[row["length"]] = _cell(name, row[name], half)
+    lengths = sorted({row["length"] for row in rows})
+    lines = [(("encoding", "trained", "seed"), {n: str(n) for n in lengths})]
+    means: dict[tuple, dict[int, str]] = {}
+    for row in aggregate(rows):
+        key = row["encoding"], str(row["train_length"])
+        text = _cell(name, row[name], row[f"{name}_sd"])
+        means.setdefault(key, {})[row["length"]] = text
+    for mean_key, mean_cells in means.items():
+        own = [(key, cells) for key, cells in runs.items() if key[:2] == mean_key]
+        lines += own
+        if len(own) > 1:
+            lines.append(((*mean_key, "mean"), mean_cells))
+    return lines
+
+
+def _cell(name: str, value: float | None, spread: float | None) -> str:
+    if value is None:
+        return "-"
+    text = f"{value:+.3f}" if name == "delta" else f"{value:.3f}"
+    if spread is None:
+        return text
+    return text + "±" + f"{spread:.3f}"[:5].removeprefix("0")
+
+
+def _notes(rows: list[dict]) -> list[str]:
+    notes = ["±: half of the 95 % interval (block bootstrap along the text)"]
+    if any(row["seeds"] > 1 for row in aggregate(rows)):
+        notes.append("mean ±: mean and standard deviation over the seeds")
+    missing: dict[tuple[str, str], list[int]] = {}
+    for row in rows:
+        if row["bpc"] is None:
+            lengths = missing.setdefault((row["encoding"], row["reason"]), [])
+            lengths += [] if row["length"] in lengths else [row["length"]]
+    for (encoding, reason), lengths in missing.items():
+        shown = ", ".join(map(str, sorted(lengths)))
+        notes.append(f"-: no value for {encoding} at {shown}: {reason}")
+    return [part for note in notes for part in textwrap.wrap(note, _WIDTH)]

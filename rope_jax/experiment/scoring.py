@@ -1,0 +1,129 @@
+"""The nats of each scored byte of a plan, under any model.
+
+Every batch of a plan has one shape, so a window length costs one compilation; on
+the device nothing but the nats of the last targets is computed, and the host takes
+from them what the plan scores.
+"""
+
+import functools
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from rope_jax.experiment.loss import token_nats
+from rope_jax.experiment.mesh import batch_sharding, replicated
+from rope_jax.experiment.protocols import Windows
+
+Apply = Callable[..., jax.Array]  # (params, inputs [B, W], *, last) -> [B, last, V]
+
+
+@dataclass(frozen=True)
+class ModelApply:
+    """A model as a function of its parameters; equal for runs of equal structure.
+
+    Equality is what lets several seeds of one encoding share a compilation.
+    """
+
+    graphdef: nnx.GraphDef
+
+    def __call__(self, params, inputs: jax.Array, *, last: int) -> jax.Array:
+        """Logits `[B, last, V]` after the last tokens of inputs `[B, W]`."""
+        return nnx.merge(self.graphdef, params)(inputs, last=last)
+
+
+def score(
+    apply: Apply,
+    params,
+    windows: Windows,
+    data: np.ndarray,
+    *,
+    batch_tokens: int = 16384,
+    mesh: Mesh | None = None,
+) -> np.ndarray:
+    """The nats of each scored byte of a plan, in the order of `windows.targets()`.
+
+    Windows are fed in batches of equal size; the last one is filled up with rows that
+    are not scored, so one compilation serves a window length.
+
+    Args:
+      apply: `(params, inputs [B, W], *, last) -> logits [B, last, V]`, hashable; it is
+        compiled once for each length.
+      params: what `apply` takes.
+      windows: what to feed and what to score.
+      data: uint8 `[N]`, the split.
+      batch_tokens: tokens in one call; at least one window is fed.
+      mesh: splits a batch over its data and fsdp axes; None uses one device.
+
+    Returns:
+      float32 `[n]`, nats.
+    """
+    shards = 1 if mesh is None else _batch_shards(mesh)
+    rows = _batch_rows(windows, batch_tokens, shards)
+    put = functools.partial(_put, mesh=mesh)
+    pending, scored = deque(), []
+
+    def collect():
+        mask, nats = pending.popleft()
+        scored.append(np.asarray(nats)[: len(mask)][mask])
+
+    for begin in range(0, len(windows.starts), rows):
+        part = slice(begin, begin + rows)
+        inputs, targets = _batch(windows, data, part, rows)
+        nats = _window_nats(apply, params, put(inputs), put(targets), mesh=mesh)
+        pending.append((windows.scored(part), nats))
+        if len(pending) > 1:  # read a batch while the device works on the next
+            collect()
+    while pending:
+        collect()
+    return np.concatenate(scored)
+
+
+@functools.partial(jax.jit, static_argnames=("apply", "mesh"))
+def _window_nats(apply, params, inputs, targets, *, mesh):
+    inputs, targets = inputs.astype(jnp.int32), targets.astype(jnp.int32)
+    nats = token_nats(apply(params, inputs, last=targets.shape[1]), targets)
+    if mesh is None:
+        return nats
+    # Every process reads all of the nats.
+    return jax.lax.with_sharding_constraint(nats, replicated(mesh))
+
+
+def _batch(windows, data, part, rows):
+    """Inputs `[rows, W]` and targets `[rows, last]`, uint8; unfilled rows are 0."""
+    starts, stop = windows.starts[part, None], windows.stop[part, None]
+    offset = np.arange(windows.length + 1)
+    tokens = np.zeros((rows, windows.length + 1), np.uint8)
+    # A window may reach past the data: what follows its last target is 0.
+    real = np.take(data, starts + offset, mode="clip")
+    tokens[: len(starts)] = np.where(offset <= stop, real, 0)
+    return tokens[:, :-1], tokens[:, -windows.last :]
+
+
+def _batch_rows(windows: Windows, batch_tokens: int, shards: int) -> int:
+    """Rows per batch: as many as are allowed, evenly over the batches and shards."""
+    count = len(windows.starts)
+    most = max(1, batch_tokens // windows.length // shards) * shards
+    batches = -(-count // most)
+    return -(-count // (batches * shards)) * shards
+
+
+def _batch_shards(mesh: Mesh) -> int:
+    axes = batch_sharding(mesh).spec[0]
+    return math.prod(mesh.shape[a] for a in ([axes] if isinstance(axes, str) else axes))
+
+
+def _put(rows: np.ndarray, mesh: Mesh | None):
+    if mesh is None:
+        return jnp.asarray(rows)
+    # Only rows are split: a length need not divide by the sequence axis.
+    spec = PartitionSpec(batch_sharding(mesh).spec[0])
+    return jax.make_array_from_callback(
+        rows.shape, NamedSharding(mesh, spec), lambda index: rows[index]
+    )

@@ -1,0 +1,83 @@
+"""The grid: train every encoding with every seed, then evaluate them all."""
+
+import copy
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Collection
+
+from rope_jax.experiment import evaluation, training
+from rope_jax.experiment.config import Config, resolve
+from rope_jax.experiment.data import sources
+from rope_jax.experiment.mesh import check_mesh
+
+
+def runs(config: Config) -> dict[str, Config]:
+    """One config for each point of a resolved config's grid, by folder name."""
+    grid = {}
+    for encoding in config.sweep.encodings:
+        for seed in config.sweep.seeds:
+            grid[f"{encoding}-seed{seed}"] = dataclasses.replace(
+                config,
+                model=dataclasses.replace(config.model, encoding=encoding),
+                train=dataclasses.replace(config.train, seed=seed),
+                sweep=type(config.sweep)((encoding,), (seed,)),
+            )
+    return grid
+
+
+def select(config: Config, chosen: Collection[str]) -> Config:
+    """A config in which a chosen encoding or seed replaces the config's own grid.
+
+    `--config.model.encoding=none` on a config with a grid of encodings means that one
+    encoding; without this it would be silently overruled by the grid.
+
+    Args:
+      config: not resolved; it is not changed.
+      chosen: the fields that the user set, such as "model.encoding".
+
+    Raises:
+      ValueError: one value and a grid without it were both chosen.
+    """
+    config = copy.deepcopy(config)
+    for group, name, grid in (
+        ("model", "encoding", "encodings"),
+        ("train", "seed", "seeds"),
+    ):
+        if f"{group}.{name}" not in chosen:
+            continue
+        if f"sweep.{grid}" in chosen:
+            raise ValueError(
+                f"--config.{group}.{name} and --config.sweep.{grid} say the same "
+                "thing in two ways; give one of them"
+            )
+        setattr(config.sweep, grid, ())
+    return config
+
+
+def run(config: Config, workdir: str | pathlib.Path) -> list[dict]:
+    """Train each run of the grid below `workdir`, then evaluate them all.
+
+    What is already there is resumed; a run that was stopped ends the sweep, which
+    goes on from that point when the command is given again.
+
+    Returns:
+      The rows of extrapolation.json; none if the sweep was stopped.
+
+    Raises:
+      ValueError: naming the flag, before the first step, for anything that cannot
+        work: see `config.resolve`, `mesh.check_mesh`, `sources.load` and
+        `evaluation.check`.
+    """
+    config = resolve(config)
+    check_mesh(config)
+    evaluation.check(config.eval, sources.load(config.data), config.data.length)
+    workdir = pathlib.Path(workdir).expanduser().resolve()
+    grid = runs(config)
+    for name, one in grid.items():
+        training.check_workdir(one, workdir / name)
+    for number, (name, one) in enumerate(grid.items(), 1):
+        print(f"run {number} of {len(grid)}: {workdir / name}", file=sys.stderr)
+        if not training.fit(one, workdir / name).finished:
+            return []
+    return evaluation.evaluate_workdir(workdir, config.eval)

@@ -1,0 +1,292 @@
+"""Train one run in one directory, from whatever state is there."""
+
+import collections
+import contextlib
+import functools
+import os
+import pathlib
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+from jax.experimental import multihost_utils
+
+from rope_jax.experiment import metrics as metrics_lib
+from rope_jax.experiment import run_directory
+from rope_jax.experiment.checkpoint import Checkpoints, abstract_model, with_shardings
+from rope_jax.experiment.config import Config, resolve
+from rope_jax.experiment.data import pipeline, sources
+from rope_jax.experiment.mesh import (
+    batch_sharding,
+    check_mesh,
+    make_mesh,
+    param_shardings,
+    replicated,
+)
+from rope_jax.experiment.optimizer import learning_rate, make_optimizer
+from rope_jax.experiment.train_step import init_state, make_train_step
+from rope_jax.nn.decoder import Decoder
+
+# Steps that the host may be ahead of the device: enough to keep it busy, few enough
+# that a signal to stop is acted upon at once.
+_AHEAD = 4
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """Where a run stands: `step` updates are done; `finished` if that is all."""
+
+    run_dir: pathlib.Path
+    step: int
+    finished: bool
+
+
+def check_workdir(config: Config, workdir: str | os.PathLike) -> None:
+    """Raise ValueError, naming the fields, if another config made the directory."""
+    run_directory.check_config(resolve(config), run_directory.absolute(workdir))
+
+
+def fit(config: Config, workdir: str | os.PathLike) -> FitResult:
+    """Train the run that a config describes, resuming what `workdir` holds.
+
+    The same config, on the same kind and number of devices, gives the same bits
+    whether or not it was interrupted: parameters, optimizer, random key, data
+    position and the sums for the next log row come back together.
+
+    SIGTERM, or Ctrl-C once, saves a checkpoint and returns; a second signal acts as
+    it did before.
+
+    Args:
+      config: `config.model.encoding` and `config.train.seed` say which run.
+      workdir: the run's directory; relative paths and `~` are understood.
+
+    Returns:
+      Where the run stands. A run that was finished before returns at once.
+
+    Raises:
+      ValueError: before any work, for a config that cannot work or that differs
+        from the one that made `workdir`.
+      RuntimeError: the loss stopped being finite; the message names the step and
+        the last good checkpoint.
+    """
+    config = resolve(config)
+    check_mesh(config)
+    run_dir = run_directory.absolute(workdir)
+    run_directory.check_config(config, run_dir)
+    corpus = sources.load(config.data)
+    if jax.process_index() == 0:
+        run_directory.save_config(config, run_dir)
+    done = run_directory.complete_steps(run_dir)
+    if done and done[-1] >= config.train.steps:
+        return FitResult(run_dir, done[-1], finished=True)
+    mesh = make_mesh(config.mesh)
+    with (
+        jax.set_mesh(mesh),
+        _StopSignal() as stop,
+        Checkpoints(run_dir, config, corpus.sha256) as checkpoints,
+    ):
+        run = _Run(config, mesh, corpus.train, checkpoints)
+        step = run.train(run_dir, stop)
+    return FitResult(run_dir, step, finished=step == config.train.steps)
+
+
+class _Run:
+    """The compiled step and everything that changes while a run goes on."""
+
+    def __init__(self, config, mesh, train_bytes, checkpoints):
+        self.config, self.checkpoints = config, checkpoints
+        optimizer = make_optimizer(config.train)
+        init = functools.partial(
+            init_state, functools.partial(Decoder, config.model), optimizer
+        )
+        key = jax.random.key(config.train.seed)
+        abstract = jax.eval_shape(init, key)
+        shardings = param_shardings(mesh, abstract)
+        abstract = with_shardings(abstract, shardings)
+        window = jax.eval_shape(metrics_lib.empty_window)
+        window = with_shardings(
+            window, jax.tree.map(lambda _: replicated(mesh), window)
+        )
+        self.iterator = _batches(config, mesh, train_bytes)
+        if checkpoints.latest is None:
+            self.step = 0
+            self.state = jax.jit(init, out_shardings=shardings)(key)
+            self.window = _on(window, metrics_lib.empty_window)()
+        else:
+            self.step = checkpoints.latest
+            self.state, self.window = checkpoints.restore(
+                abstract, window, self.iterator
+            )
+        self._add = _on(window, metrics_lib.add_step)
+        self._restart = _on(window, metrics_lib.restart_window)
+        graphdef, _ = abstract_model(config.model)
+        train_step = make_train_step(
+            graphdef,
+            optimizer,
+            accumulate=config.train.accumulate,
+            state_shardings=shardings,
+        )
+        shape = (config.train.batch_size, config.data.length)
+        tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(mesh))
+        # Compiled before the clock starts, and unable to compile a second time.
+        began = time.monotonic()
+        self._train_step = train_step.lower(
+            abstract, {"inputs": tokens, "targets": tokens}
+        ).compile()
+        logging.info("compiled the step in %.1f s", time.monotonic() - began)
+
+    def train(self, run_dir: pathlib.Path, stop) -> int:
+        """Go on to the end, or to the step where `stop` asks for it."""
+        train, primary = self.config.train, jax.process_index() == 0
+        if primary:
+            size = sum(x.size for x in jax.tree.leaves(self.state.params))
+            begins = (
+                f"{run_dir.name}: {size:,} parameters, {self.step}/{train.steps} done"
+            )
+            print(begins, file=sys.stderr, flush=True)
+        rows = metrics_lib.Metrics(
+            run_dir, start=self.step, steps=train.steps, primary=primary
+        )
+        with contextlib.closing(self.iterator), rows:
+            reporter = _Reporter(self, rows)
+            ahead = collections.deque()
+            while self.step < train.steps and not stop.requested(self.step):
+                ahead.append(self._dispatch())
+                # Only now, with the next step on its way, look at the ones before.
+                reporter.report_pending()
+                if len(ahead) > _AHEAD:
+                    jax.block_until_ready(ahead.popleft())
+                rows.advance(self.step)
+                if self.step % train.log_every == 0 or self.step == train.steps:
+                    reporter.hold(self.step, self.window)
+                    self.window = self._restart(self.window)
+                if self.step % train.checkpoint_every == 0:
+                    reporter.save()
+            reporter.save()
+        return self.step
+
+    def _dispatch(self):
+        batch = next(self.iterator)
+        self.state, sums = self._train_step(self.state, batch)
+        self.step += 1
+        self.window = self._add(self.window, sums, self.state.step)
+        return sums
+
+
+class _Reporter:
+    """Reads sums off the device, one step late, and refuses to go on from a NaN."""
+
+    def __init__(self, run: _Run, rows: metrics_lib.Metrics):
+        self._run, self._rows = run, rows
+        # All of them now: computed later, they would wait behind the step under way.
+        updates = np.arange(run.config.train.steps + 1)
+        self._rates = np.asarray(learning_rate(run.config.train)(updates))
+        self._pending = None
+        self._read_step, self._read_time = run.step, time.monotonic()
+
+    def hold(self, step: int, window: metrics_lib.Window) -> None:
+        """Remember a full window, to be read when another step is under way."""
+        self._pending = (step, window)
+
+    def report_pending(self) -> None:
+        """Write the row of the window on hold, if there is one."""
+        if self._pending is None:
+            return
+        (step, window), self._pending = self._pending, None
+        window = jax.device_get(window)
+        now = time.monotonic()
+        config = self._run.config
+        trained = (step - self._read_step) * config.train.batch_size
+        row = {"step": step} | metrics_lib.summarize(window)
+        row["learning_rate"] = float(self._rates[step])
+        row["bytes_per_second"] = (
+            trained * config.data.length / max(now - self._read_time, 1e-9)
+        )
+        self._read_step, self._read_time = step, now
+        self._rows.write(row)
+        self._check(window["bad_step"])
+
+    def save(self) -> None:
+        """Save a checkpoint of the newest step, if its numbers are finite."""
+        self.report_pending()
+        run = self._run
+        if run.step == (run.checkpoints.latest or 0):
+            return
+        self._check(run.window["bad_step"])
+        run.checkpoints.save(run.step, run.state, run.window, run.iterator)
+
+    def _check(self, bad_step) -> None:
+        bad_step = int(bad_step)
+        if bad_step == 0:
+            return
+        checkpoints = self._run.checkpoints
+        good = "there is no checkpoint before it"
+        if checkpoints.latest is not None:
+            checkpoints.wait()
+            good = f"the last good checkpoint is {checkpoints.path(checkpoints.latest)}"
+        raise RuntimeError(f"the loss is not finite at step {bad_step}; {good}")
+
+
+def _batches(config: Config, mesh, train_bytes):
+    sharding = batch_sharding(mesh)
+    index, count = pipeline.process_slice(sharding)
+    dataset = pipeline.train_dataset(
+        train_bytes,
+        length=config.data.length,
+        batch_size=config.train.batch_size,
+        seed=config.train.seed,
+        process_index=index,
+        process_count=count,
+    )
+    return pipeline.to_device(dataset, sharding)
+
+
+def _on(window, function):
+    """Jitted, with the result where the window lies."""
+    return jax.jit(function, out_shardings=jax.tree.map(lambda x: x.sharding, window))
+
+
+class _StopSignal:
+    """Turns SIGTERM and the first Ctrl-C into a question that the loop asks.
+
+    With several processes all have to stop at the same step, which jax's
+    distributed service agrees upon; it listens for SIGTERM itself.
+    """
+
+    def __init__(self):
+        self._asked = False
+        self._previous = {}
+
+    def __enter__(self):
+        main = threading.current_thread() is threading.main_thread()
+        if main and jax.process_count() == 1:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._previous[number] = signal.signal(number, self._ask)
+        return self
+
+    def __exit__(self, *exception):
+        self._give_back()
+
+    def _ask(self, number, frame):
+        del frame
+        self._asked = True
+        self._give_back()
+        logging.warning("%s: saving, then stopping", signal.Signals(number).name)
+
+    def _give_back(self):
+        while self._previous:
+            number, handler = self._previous.popitem()
+            # None stands for a handler that Python did not install.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def requested(self, step: int) -> bool:
+        """Whether to stop after `step` updates."""
+        if jax.process_count() > 1:
+            return multihost_utils.reached_preemption_sync_point(step)
+        return self._asked

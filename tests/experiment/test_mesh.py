@@ -1,0 +1,99 @@
+"""The mesh: sizes that fit, sizes that do not, and where parameters lie."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+
+from rope_jax.experiment.config import Config, MeshConfig
+from rope_jax.experiment.mesh import (
+    batch_sharding,
+    check_mesh,
+    make_mesh,
+    mesh_shape,
+    param_shardings,
+)
+from rope_jax.nn.decoder import Decoder, DecoderConfig
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shape"),
+    [
+        ({}, (8, 1, 1, 1)),
+        ({"data": 2, "fsdp": -1}, (2, 4, 1, 1)),
+        ({"data": 2, "tensor": 2}, (2, 1, 2, 1)),
+        ({"data": 1}, (1, 1, 1, 1)),
+    ],
+)
+def test_one_size_may_be_left_open(sizes, shape):
+    assert mesh_shape(MeshConfig(**sizes), 8) == shape
+    assert tuple(make_mesh(MeshConfig(**sizes)).shape.values()) == shape
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{"data": 0}, {"fsdp": -1}, {"data": 16}, {"data": -1, "tensor": 3}, {"data": -2}],
+)
+def test_sizes_that_cannot_be(sizes):
+    with pytest.raises(ValueError, match="mesh"):
+        mesh_shape(MeshConfig(**sizes), 8)
+
+
+@pytest.mark.parametrize(
+    ("group", "field", "value", "mesh", "message"),
+    [
+        ("train", "batch_size", 12, {}, "mesh.data.*=8 must divide the 12 sequences"),
+        ("model", "num_heads", 3, {"tensor": 2}, "tensor=2 must divide the 3 heads"),
+        ("data", "length", 129, {"sequence": 2}, "sequence=2 must divide the 129"),
+        ("model", "model_dim", 66, {"fsdp": 4}, "fsdp=4 must divide the 66 channels"),
+        ("model", "vocab_size", 255, {"tensor": 2}, "tensor=2 must divide the 255"),
+    ],
+)
+def test_what_the_mesh_does_not_divide(group, field, value, mesh, message):
+    config = Config(mesh=MeshConfig(**mesh))
+    setattr(getattr(config, group), field, value)
+    with pytest.raises(ValueError, match=message):
+        check_mesh(config)
+
+
+def test_parameters_are_born_in_slices():
+    """Heads and feed-forward over tensor, the other side over fsdp, no full copy."""
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    config = DecoderConfig(num_layers=2, encoding="learned")
+    config.learned.max_length = 16
+
+    def init():
+        return nnx.to_pure_dict(nnx.state(Decoder(config, rngs=nnx.Rngs(0))))
+
+    shardings = param_shardings(mesh, jax.eval_shape(init))
+    params = jax.jit(init, out_shardings=shardings)()
+    mlp = params["blocks"]["mlp"]
+    attention = params["blocks"]["attention"]
+    for array, spec in (
+        (attention["query"]["kernel"], P(None, "fsdp", "tensor", None)),
+        (attention["out"]["kernel"], P(None, "tensor", None, "fsdp")),
+        (mlp["up"]["kernel"], P(None, "fsdp", "tensor")),
+        (mlp["down"]["kernel"], P(None, "tensor", "fsdp")),
+        (params["embedding"], P(None, "fsdp")),
+        (params["head"], P("fsdp", "tensor")),
+        (params["encoding"]["table"], P(None, "fsdp")),
+    ):
+        assert array.sharding.spec == spec
+        sizes = [mesh.shape[axis] if axis else 1 for axis in spec]
+        whole = zip(array.shape, sizes, strict=True)
+        assert array.addressable_shards[0].data.shape == tuple(
+            size // parts for size, parts in whole
+        )
+
+
+def test_an_unknown_parameter_is_refused():
+    mesh = make_mesh(MeshConfig())
+    with pytest.raises(ValueError, match=r"no sharding rule .* new\.thing"):
+        param_shardings(mesh, {"new": {"thing": jnp.zeros((8, 8))}})
+
+
+def test_batches_split_over_data_and_fsdp():
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    batch = jax.device_put(jnp.zeros((8, 4)), batch_sharding(mesh))
+    assert batch.addressable_shards[0].data.shape == (2, 4)
