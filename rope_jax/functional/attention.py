@@ -1,0 +1,270 @@
+"""Softmax attention: one entry point, several implementations of one meaning."""
+
+import dataclasses
+import functools
+import math
+import numbers
+from collections.abc import Callable
+from types import MappingProxyType
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from rope_jax.functional.attention_blockwise import blockwise
+from rope_jax.functional.attention_request import Request, align_bias, mix
+
+BiasFunction = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    query_positions: jax.Array | None = None,
+    key_positions: jax.Array | None = None,
+    bias: jax.Array | BiasFunction | None = None,
+    causal: bool = True,
+    segment_ids: jax.Array | tuple[jax.Array, jax.Array] | None = None,
+    key_mask: jax.Array | None = None,
+    scale: float | None = None,
+    implementation: str = "auto",
+) -> jax.Array:
+    r"""Softmax attention over positions, with a bias given whole or by blocks.
+
+    .. math::
+        o_t = \sum_s \frac{m_{ts} e^{l_{ts}}}{\sum_u m_{tu} e^{l_{tu}}} v_s, \qquad
+        l_{ts} = \text{scale} \cdot q_t \cdot k_s + b_{ts}
+
+    where :math:`m_{ts}` is 1 if query t may attend to key s and 0 otherwise. A query
+    that may attend to no key gets zeros, and a zero gradient. Logits, weights and sums
+    are float32 for 16-bit inputs; only the result is rounded.
+
+    B is the batch (any number of axes, or none), T the query length, S the key length,
+    N the number of heads, K the number of key heads (query head n uses key head
+    n // (N / K)), H the head dim and V that of the values.
+
+    Args:
+        query: `[..., T, N, H]`, floating point.
+        key: `[..., S, K, H]`, where K divides N.
+        value: `[..., S, K, V]`.
+        query_positions: integers `[T]` or `[..., T]`, may be traced. None means the
+            indices, where T queries are the last T of S keys: `arange(T) + S - T`.
+        key_positions: integers `[S]` or `[..., S]`. None means `arange(S)`.
+        bias: added to the logits. An array that broadcasts to `[..., N, T, S]`, or a
+            function `(query_positions, key_positions) -> [..., N, t, s]` of the
+            positions of a block, `[t]` and `[s]` or with the leading axes they were
+            given. Gradients reach the array, and whatever the function closes over.
+        causal: a key is attended to only where its position is not beyond the query's.
+        segment_ids: integers `[T]` or `[..., T]` if T is S, else a pair for queries and
+            keys. Attention stays between equal ids; no id is special.
+        key_mask: booleans `[S]` or `[..., S]`, True where a key may be attended to.
+        scale: factor on the products; None means `H**-0.5`.
+        implementation: `"xla"`, one softmax over all the keys; `"chunked"`, queries in
+            a few chunks, each of which leaves out the keys beyond it if positions are
+            the indices; `"blockwise"`, a running softmax over blocks of keys, linear
+            memory forward and backward; `"auto"`, chosen by size and platform.
+
+    Returns:
+        `[..., T, N, V]` in the type of `query`.
+
+    Raises:
+        ValueError: a shape, type or name that does not fit, named with what was given.
+
+    Example:
+        Four queries and keys, the keys all alike, so that each query takes the mean of
+        the values up to its own:
+
+        >>> import jax.numpy as jnp
+        >>> x = jnp.ones((4, 1, 2))
+        >>> value = jnp.arange(4.0)[:, None, None]
+        >>> attention(x, x, value)[:, 0, 0].tolist()
+        [0.0, 0.5, 1.0, 1.5]
+
+    References:
+        Vaswani et al., "Attention Is All You Need" (2017), equation 1; Ainslie et al.,
+        "GQA" (2023), for grouped heads.
+    """
+    query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
+    _check_heads(query, key, value)
+    *batch, num_queries, num_heads, head_dim = query.shape
+    num_keys, num_groups, value_dim = value.shape[-3:]
+    by_index = causal and query_positions is None and key_positions is None
+    if query_positions is None:
+        needed = causal or callable(bias)
+        query_positions = _last_indices(num_queries, num_keys, needed)
+    if key_positions is None:
+        key_positions = jnp.arange(num_keys)
+    query_segments, key_segments = _segment_pair(segment_ids, num_queries, num_keys)
+    rows = functools.partial(_per_entry, batch=batch, length=num_queries)
+    columns = functools.partial(_per_entry, batch=batch, length=num_keys)
+    grouped = (*batch, num_groups, num_heads // num_groups, num_queries)
+    request = Request(
+        query=jnp.swapaxes(query, -2, -3).reshape(*grouped, head_dim),
+        key=jnp.swapaxes(key, -2, -3),
+        value=jnp.swapaxes(value, -2, -3),
+        query_positions=rows("query_positions", query_positions),
+        key_positions=columns("key_positions", key_positions),
+        query_segments=rows("segment_ids", query_segments),
+        key_segments=columns("segment_ids", key_segments),
+        key_mask=columns("key_mask", key_mask, kind="bool"),
+        causal=causal,
+        by_index=by_index,
+        scale=_checked_scale(scale, head_dim),
+    )
+    out = _implementation(implementation, request)(_with_bias(request, bias))
+    out = out.reshape(*batch, num_heads, num_queries, value_dim)
+    return jnp.swapaxes(out, -2, -3).astype(query.dtype)
+
+
+def _whole(request: Request) -> jax.Array:
+    """One softmax over all keys: `[..., K, G, T, V]` in `request.dtype`."""
+    logits = request.logits()
+    # The peak cancels in the quotient, so its gradient is left out. Dividing after
+    # the product with the values is a smaller division, and its gradient needs no
+    # sum over the keys.
+    peak = lax.stop_gradient(logits.max(-1, keepdims=True))
+    weights = jnp.exp(logits - jnp.where(peak == -jnp.inf, 0, peak))
+    total = weights.sum(-1, keepdims=True)
+    return mix(weights, request.value) / jnp.where(total == 0, 1, total)
+
+
+def _chunked(request: Request) -> jax.Array:
+    """`_whole` for a few chunks of queries, without the keys that none can see."""
+    *_, num_queries, num_keys = request.shape
+    size = max(_SMALLEST_CHUNK, math.ceil(num_queries / _MOST_CHUNKS))
+    parts = []
+    for start in range(0, num_queries, size):
+        stop = min(start + size, num_queries)
+        part = request.rows(start, stop - start)
+        if request.by_index:
+            part = part.columns(0, stop + num_keys - num_queries)
+        parts.append(_whole(part))
+    return jnp.concatenate(parts, axis=-2)
+
+
+# More and smaller chunks leave out more of the masked triangle, but compile longer.
+_SMALLEST_CHUNK, _MOST_CHUNKS = 64, 4
+
+# Adding an implementation is one entry here; a request that it cannot serve it refuses
+# with a ValueError that says which ones can.
+IMPLEMENTATIONS = MappingProxyType(
+    {"xla": _whole, "chunked": _chunked, "blockwise": blockwise}
+)
+
+# "auto" goes by blocks beyond this many logits per head. On a CPU the matrix of logits
+# leaves the cache sooner, and then it costs more than computing it twice.
+_MOST_LOGITS_ON_CPU, _MOST_LOGITS = 512 * 512, 1024 * 1024
+
+
+def _implementation(name, request):
+    if name == "auto":
+        num_logits = math.prod(request.shape[-2:])
+        on_cpu = jax.default_backend() == "cpu"
+        if num_logits > (_MOST_LOGITS_ON_CPU if on_cpu else _MOST_LOGITS):
+            name = "blockwise"
+        else:
+            name = "chunked" if on_cpu else "xla"
+    if name not in IMPLEMENTATIONS:
+        names = ", ".join(["auto", *IMPLEMENTATIONS])
+        raise ValueError(f"implementation must be one of {names}; got {name!r}")
+    return IMPLEMENTATIONS[name]
+
+
+def _check_heads(query, key, value):
+    for name, array in (("query", query), ("key", key), ("value", value)):
+        if array.ndim < 3 or 0 in array.shape:
+            raise ValueError(
+                f"{name} must be [..., length, heads, width] with no empty axis, "
+                f"got shape {list(array.shape)}"
+            )
+        floating = jnp.isdtype(array.dtype, "real floating")
+        if not floating or array.dtype != query.dtype:
+            raise ValueError(
+                f"{name} must be floating point and of the type of query, "
+                f"{query.dtype}; got {array.dtype}"
+            )
+        if array.shape[:-3] != query.shape[:-3]:
+            raise ValueError(
+                f"{name} must have the leading axes of query, "
+                f"{list(query.shape[:-3])}; got shape {list(array.shape)}"
+            )
+    if key.shape[-1] != query.shape[-1] or query.shape[-2] % key.shape[-2]:
+        raise ValueError(
+            "key must have the head dim of query and a number of heads that divides "
+            f"its; got shapes {list(query.shape)} and {list(key.shape)}"
+        )
+    if value.shape[-3:-1] != key.shape[-3:-1]:
+        raise ValueError(
+            "value must have the length and the heads of key; got shapes "
+            f"{list(key.shape)} and {list(value.shape)}"
+        )
+
+
+def _last_indices(num_queries, num_keys, needed):
+    if needed and num_queries > num_keys:
+        raise ValueError(
+            "query_positions is needed where there are more queries than keys, "
+            f"got None with {num_queries} queries and {num_keys} keys"
+        )
+    return jnp.arange(num_queries) + (num_keys - num_queries)
+
+
+def _segment_pair(segment_ids, num_queries, num_keys):
+    if segment_ids is None:
+        return None, None
+    if isinstance(segment_ids, tuple):
+        if len(segment_ids) != 2:
+            raise ValueError(
+                "segment_ids must be an array or a pair for queries and keys, "
+                f"got a tuple of {len(segment_ids)}"
+            )
+        return segment_ids
+    if num_queries != num_keys:
+        raise ValueError(
+            "segment_ids must be a pair for queries and keys where their lengths "
+            f"differ, got one array for {num_queries} queries and {num_keys} keys"
+        )
+    return segment_ids, segment_ids
+
+
+def _per_entry(name, array, *, batch, length, kind="integral"):
+    """Check an array with one entry for each query or key, of each row or of all."""
+    if array is None:
+        return None
+    array = jnp.asarray(array)
+    if not jnp.isdtype(array.dtype, kind):
+        raise ValueError(f"{name} must be of {kind} type, got {array.dtype}")
+    full = (*batch, length)
+    fits = array.ndim in (1, len(full)) and array.shape[-1] == length
+    if not fits or any(
+        size not in (1, wanted)
+        for size, wanted in zip(array.shape[::-1], full[::-1], strict=False)
+    ):
+        raise ValueError(
+            f"{name} must be [{length}] or {list(full)}, got shape {list(array.shape)}"
+        )
+    return array
+
+
+def _checked_scale(scale, head_dim):
+    if scale is None:
+        return head_dim**-0.5
+    if not isinstance(scale, numbers.Real) or not math.isfinite(scale):
+        raise ValueError(
+            f"scale must be a finite number, got {scale!r}; "
+            "multiply query by a scale that is an array"
+        )
+    return float(scale)
+
+
+def _with_bias(request, bias):
+    if bias is None:
+        return request
+    if callable(bias):
+        return dataclasses.replace(
+            request, bias_function=lambda _, *positions: bias(*positions)
+        )
+    bias = align_bias(jnp.asarray(bias), request.shape, "bias")
+    return dataclasses.replace(request, bias=bias)

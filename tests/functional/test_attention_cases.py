@@ -1,0 +1,269 @@
+"""Known failures of attention in other libraries, each with its right value."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rope_jax.functional.additive import sinusoidal
+from rope_jax.functional.alibi import alibi_bias, alibi_slopes
+from rope_jax.functional.attention import attention
+from rope_jax.functional.positions import positions_from_mask, positions_from_segments
+from rope_jax.functional.rotary import rope
+
+each_implementation = pytest.mark.parametrize(
+    "implementation", ["xla", "chunked", "blockwise"]
+)
+ENCODINGS = ["none", "rope", "alibi", "sinusoidal"]
+NUM_HEADS, WIDTH = 4, 8
+
+
+def weights(num_queries, num_keys, slope, dtype=jnp.float32, **arguments):
+    """Attention weights [T, S] for equal content, seen through one-hot values."""
+    query = jnp.zeros((num_queries, 1, 4), dtype)
+    key = jnp.zeros((num_keys, 1, 4), dtype)
+    value = jnp.eye(num_keys, dtype=dtype)[:, None]
+    arguments.setdefault("bias", functools.partial(alibi_bias, np.float32([slope])))
+    return np.asarray(attention(query, key, value, **arguments)[:, 0], np.float64)
+
+
+@functools.partial(jax.jit, static_argnames=("encoding", "implementation"))
+def encoded(
+    new, seen, query_positions, key_positions, encoding, implementation, **masks
+):
+    """Attention of `new` [..., T, N, H] to `seen`, positions entering as `encoding`."""
+    if encoding == "sinusoidal":
+        new, seen = (
+            _add_sinusoidal(new, query_positions),
+            _add_sinusoidal(seen, key_positions),
+        )
+    query, key = new, seen[..., ::-1]
+    if encoding == "rope":
+        query, key = rope(query, query_positions), rope(key, key_positions)
+    bias = functools.partial(alibi_bias, alibi_slopes(NUM_HEADS))
+    return attention(
+        query,
+        key,
+        seen,
+        query_positions=query_positions,
+        key_positions=key_positions,
+        bias=bias if encoding == "alibi" else None,
+        implementation=implementation,
+        **masks,
+    )
+
+
+def _add_sinusoidal(x, positions):
+    table = sinusoidal(positions, NUM_HEADS * WIDTH)
+    return x + jnp.broadcast_to(
+        table.reshape(*table.shape[:-1], NUM_HEADS, WIDTH), x.shape
+    )
+
+
+def tokens(*lead):
+    rng = np.random.default_rng(3)
+    return jnp.asarray(rng.standard_normal((*lead, NUM_HEADS, WIDTH)), jnp.float32)
+
+
+@each_implementation
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_r18_a07_left_padding_changes_nothing(encoding, implementation):
+    mask = jnp.array([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]], bool)
+    positions = positions_from_mask(mask)
+    np.testing.assert_array_equal(positions[0, 2:], [0, 1, 2])
+    np.testing.assert_array_equal(positions[1], [0, 1, 2, 3, 4])
+    x = tokens(2, 5)
+    run = functools.partial(encoded, encoding=encoding, implementation=implementation)
+    out = run(x, x, positions, positions, key_mask=mask)
+    alone = run(x[0, 2:], x[0, 2:], jnp.arange(3), jnp.arange(3))
+    np.testing.assert_allclose(out[0, 2:], alone, atol=1e-5)
+    np.testing.assert_allclose(
+        out[1], run(x[1], x[1], jnp.arange(5), jnp.arange(5)), atol=1e-5
+    )
+    x = x.at[0, :2].set(7.0)
+    other = run(x, x, positions, positions, key_mask=mask)
+    np.testing.assert_array_equal(other[0, 2:], out[0, 2:])
+
+
+@each_implementation
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_r19_packed_documents_equal_documents_alone(encoding, implementation):
+    segments = jnp.array([1, 1, 1, 2, 2, 3, 0])
+    positions = positions_from_segments(segments)
+    np.testing.assert_array_equal(positions[:6], [0, 1, 2, 0, 1, 0])
+    x = tokens(7)
+    run = functools.partial(encoded, encoding=encoding, implementation=implementation)
+    out = run(x, x, positions, positions, segment_ids=segments)
+    for start, stop in ((0, 3), (3, 5), (5, 6)):
+        alone = jnp.arange(stop - start)
+        document = x[start:stop]
+        right = run(document, document, alone, alone)
+        np.testing.assert_allclose(out[start:stop], right, atol=1e-5)
+
+
+@each_implementation
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_r20_decoding_step_by_step_equals_one_pass(encoding, implementation):
+    x, positions = tokens(10), jnp.arange(10)
+    run = functools.partial(encoded, encoding=encoding, implementation=implementation)
+    whole = run(x, x, positions, positions)
+    steps = [run(x[:4], x[:4], positions[:4], positions[:4])]
+    for t in range(4, 10):
+        cache = x.at[t + 1 :].set(0)  # ten slots, of which t + 1 are filled
+        steps.append(run(x[t : t + 1], cache, positions[t : t + 1], positions))
+    np.testing.assert_allclose(jnp.concatenate(steps), whole, atol=1e-5)
+
+
+@each_implementation
+def test_a03_sign_penalises_distance(implementation):
+    got = weights(4, 4, 0.5, implementation=implementation)
+    right = [0.101536324, 0.167405097, 0.276004345, 0.455054234]
+    np.testing.assert_allclose(got[3], right, atol=1e-6)
+    # The shortcut: one row of slope * key index for all queries.
+    row = 0.5 * jnp.arange(4.0)
+    shortcut = weights(4, 4, 0.5, bias=row[None, None], implementation=implementation)
+    np.testing.assert_allclose(shortcut, got, atol=1e-6)
+
+
+@each_implementation
+def test_a04_bias_stays_in_cached_decoding(implementation):
+    right = [0.101536324, 0.167405097, 0.276004345, 0.455054234, 0, 0, 0, 0]
+    run = functools.partial(weights, 1, 8, 0.5, implementation=implementation)
+    by_position = run(query_positions=jnp.array([3]))
+    np.testing.assert_allclose(by_position[0], right, atol=1e-6)
+    filled = jnp.arange(8) < 4
+    by_mask = run(query_positions=jnp.array([3]), key_mask=filled, causal=False)
+    np.testing.assert_allclose(by_mask[0], right, atol=1e-6)
+    assert np.all(by_position[0, 4:] == 0)
+
+
+@each_implementation
+def test_a06_bias_is_not_rounded_to_bfloat16(implementation):
+    query, key = (
+        jnp.zeros((1, 1, 4), jnp.bfloat16),
+        jnp.zeros((4096, 1, 4), jnp.bfloat16),
+    )
+    value = (
+        jnp.zeros((4096, 1, 3), jnp.bfloat16)
+        .at[-3:, 0]
+        .set(jnp.eye(3, dtype=jnp.bfloat16))
+    )
+    bias = functools.partial(alibi_bias, np.float32([0.5]))
+    got = attention(query, key, value, bias=bias, implementation=implementation)
+    right = [0.144749281, 0.238651219, 0.393469340]
+    np.testing.assert_allclose(np.float32(got[0, 0]), right, atol=1e-3)
+
+
+@each_implementation
+def test_a07_pad_keys_weigh_exactly_zero(implementation):
+    mask = jnp.array([False, False, True, True, True])
+    got = weights(5, 5, 0.5, key_mask=mask, implementation=implementation)
+    assert np.all(got[:, :2] == 0)
+    alone = weights(3, 3, 0.5, implementation=implementation)
+    np.testing.assert_allclose(got[2:, 2:], alone, atol=1e-6)
+
+
+@each_implementation
+def test_a08_two_queries_are_the_last_of_five_keys(implementation):
+    got = weights(2, 5, 0.25, implementation=implementation)
+    with np.errstate(divide="ignore"):
+        logs = np.log(got) - np.log(got.max(-1, keepdims=True))
+    right = [[-0.75, -0.5, -0.25, 0, -np.inf], [-1, -0.75, -0.5, -0.25, 0]]
+    np.testing.assert_allclose(logs, right, atol=1e-6)
+
+
+def temporary_bytes(length, bias, gradient):
+    """Scratch memory of compiled attention, 8 heads of 64."""
+    x = jax.ShapeDtypeStruct((1, length, 8, 64), jnp.float32)
+
+    def run(query, key, value):
+        return attention(query, key, value, bias=bias)
+
+    if gradient:
+        run = jax.grad(lambda *arrays, run=run: jnp.sum(run(*arrays)), (0, 1, 2))
+    return jax.jit(run).lower(x, x, x).compile().memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_a09_alibi_takes_no_memory_and_length_takes_it_linearly(gradient):
+    alibi = functools.partial(alibi_bias, alibi_slopes(8))
+    without = temporary_bytes(16_384, None, gradient)
+    with_bias = temporary_bytes(16_384, alibi, gradient)
+    assert with_bias <= 1.1 * without
+    # A dense bias would be 8 GiB; the arrays q, k, v and out are 32 MiB each.
+    assert with_bias < 8 * 32 * 2**20
+    assert temporary_bytes(65_536, alibi, gradient) <= 4.1 * with_bias
+
+
+def test_a09_learned_bias_takes_no_memory():
+    x = jax.ShapeDtypeStruct((1, 16_384, 8, 64), jnp.float32)
+
+    def loss(query, key, value, slopes):
+        bias = functools.partial(alibi_bias, slopes)
+        return jnp.sum(attention(query, key, value, bias=bias))
+
+    slopes = jax.ShapeDtypeStruct((8,), jnp.float32)
+    compiled = jax.jit(jax.grad(loss, (0, 1, 2, 3))).lower(x, x, x, slopes).compile()
+    without = temporary_bytes(16_384, None, True)
+    assert compiled.memory_analysis().temp_size_in_bytes <= 1.1 * without
+
+
+@each_implementation
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a10_bias_and_masks_do_not_overflow(dtype, implementation):
+    """Causal, padding and bias all at their lowest on the same keys."""
+    lowest = jnp.finfo(dtype).min
+    bias = jnp.zeros((1, 4, 4), dtype).at[..., 0].set(lowest).at[..., 3].set(lowest)
+    bias += alibi_bias(np.float32([0.5]), jnp.arange(4), jnp.arange(4)).astype(dtype)
+    run = functools.partial(weights, 4, 4, 0.5, dtype, implementation=implementation)
+    mask = jnp.array([False, True, True, True])
+    got = run(bias=bias, key_mask=mask)
+    assert np.all(np.isfinite(got))
+    assert np.all(got[:, 0] == 0)
+    right = np.exp([-0.5, 0]) / np.exp([-0.5, 0]).sum()
+    np.testing.assert_allclose(
+        got[2, 1:3], right, atol=1e-6 if dtype == jnp.float32 else 2e-3
+    )
+    # A bias of -inf masks too.
+    infinite = run(bias=jnp.where(bias <= lowest, -jnp.inf, bias), key_mask=mask)
+    np.testing.assert_array_equal(infinite[:3], got[:3])
+
+
+@each_implementation
+def test_t10_fully_masked_row_is_zero_and_leaves_the_rest_alone(implementation):
+    x = tokens(2, 150)
+    mask = jnp.ones((2, 150), bool).at[1].set(False)
+
+    @jax.jit
+    def out(x, mask):
+        return attention(x, x, x, key_mask=mask, implementation=implementation)
+
+    def loss(x, mask, rows):
+        return jnp.sum(jnp.sin(out(x, mask))[:rows])
+
+    both = out(x, mask)
+    np.testing.assert_array_equal(both[1], 0)
+    np.testing.assert_allclose(both[0], out(x[:1], mask[:1])[0], atol=1e-6)
+    grad = jax.jit(jax.grad(loss), static_argnames="rows")
+    alone = grad(x[:1], mask[:1], rows=1)
+    for rows in (1, 2):
+        got = grad(x, mask, rows=rows)
+        np.testing.assert_allclose(got[0], alone[0], atol=1e-6)
+        np.testing.assert_array_equal(got[1], 0)
+
+
+def test_a12_no_mask_or_bias_is_kept_between_calls():
+    def run(length, num_heads, dtype):
+        x = tokens(length)[:, :1].astype(dtype)
+        x = jnp.broadcast_to(x, (length, num_heads, WIDTH))
+        bias = functools.partial(alibi_bias, alibi_slopes(num_heads))
+        return np.asarray(attention(x, x, x, bias=bias))
+
+    for dtype in (jnp.float32, jnp.bfloat16):
+        first, other, again = run(8, 4, dtype), run(16, 6, dtype), run(8, 4, dtype)
+        np.testing.assert_array_equal(again, first)
+        assert other.shape == (16, 6, WIDTH) and other.dtype == dtype
+    jax.clear_caches()
+    np.testing.assert_array_equal(run(8, 4, jnp.bfloat16), first)
