@@ -1,0 +1,42 @@
+"""A model for two CPU cores, at a training length of 128.
+
+    python train.py --config=configs/small.py:rope,alibi,sinusoidal,learned,none \
+        --config.data.path=PATH/TO/enwik6 --workdir=runs/enwik6
+
+The argument lists the encodings. enwik6 is the first 1,000,000 bytes of enwik8; any
+byte file will do.
+"""
+
+from rope_jax.experiment.config import (
+    Config,
+    DataConfig,
+    EvalConfig,
+    SweepConfig,
+    TrainConfig,
+)
+from rope_jax.nn.decoder import DecoderConfig
+
+
+def get_config(encodings: str = "rope") -> Config:
+    """The config for a comma-separated list of encodings."""
+    names = tuple(encodings.split(","))
+    return Config(
+        model=DecoderConfig(
+            encoding=names[0],
+            num_layers=3,
+            model_dim=128,
+            num_heads=4,
+            head_dim=32,
+        ),
+        data=DataConfig(source="enwik8", length=128),
+        train=TrainConfig(
+            steps=1200,
+            batch_size=16,
+            learning_rate=2e-3,
+            final_learning_rate=2e-4,
+            warmup_steps=100,
+            checkpoint_every=400,
+        ),
+        eval=EvalConfig(lengths=(128, 256, 512, 1024, 2048)),
+        sweep=SweepConfig(encodings=names),
+    )

@@ -1,0 +1,65 @@
+"""Evaluate trained runs across context lengths.
+
+    python eval.py --workdir=runs/quickstart
+    python eval.py --workdir=runs/enwik8 --lengths=512,1024,8192 --split=test
+
+Every field of `EvalConfig` is a flag; what is not given is taken from the config
+that was saved with the runs. Prints a table and writes extrapolation.json, .csv and
+.png into the workdir. This file only starts things: see
+rope_jax/experiment/evaluation.py.
+"""
+
+import dataclasses
+
+from absl import flags
+
+from rope_jax.experiment import cli, evaluation
+from rope_jax.experiment.config import EvalConfig
+
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "One run's directory, or one above runs.", required=True
+)
+_HELP = {
+    "lengths": "Context lengths in bytes, as 128,256,512.",
+    "protocol": f"How bytes are scored: {', '.join(evaluation.PROTOCOLS)}.",
+    "split": "validation or test.",
+    "anchors": "anchored: how many blocks are scored.",
+    "block": "anchored: bytes scored in each block.",
+    "stride": "sliding, per_position: bytes from window to window.",
+    "max_bytes": "Bytes read by the protocols other than anchored; 0 is all.",
+    "batch_tokens": "Tokens that one call of the model is fed.",
+    "bootstrap": "Resamples behind each 95 % interval.",
+    "seed": "Seed of the resamples.",
+}
+
+
+def _define_flags() -> None:
+    define = {int: flags.DEFINE_integer, str: flags.DEFINE_string}
+    for field in dataclasses.fields(EvalConfig):
+        kind = define.get(field.type, flags.DEFINE_list)
+        kind(field.name, None, _HELP[field.name])
+
+
+def _changes() -> dict:
+    changes = {name: flags.FLAGS[name].value for name in _HELP}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    if "lengths" in changes:
+        try:
+            changes["lengths"] = tuple(int(text) for text in changes["lengths"])
+        except ValueError as error:
+            raise ValueError(
+                f"--lengths must be integers with commas between, got "
+                f"{','.join(changes['lengths'])!r}"
+            ) from error
+    return changes
+
+
+def main(argv):
+    """Evaluate every run below the workdir."""
+    del argv
+    evaluation.evaluate_workdir(_WORKDIR.value, **_changes())
+
+
+if __name__ == "__main__":
+    _define_flags()
+    cli.run(main)

@@ -1,0 +1,35 @@
+"""Train the runs of a config, then measure how each extrapolates.
+
+    python train.py                               the quickstart
+    python train.py --config=configs/enwik8.py:rope,alibi --workdir=runs/enwik8
+    python train.py --config.train.steps=200 --config.sweep.encodings=rope,none
+
+This file only starts things: see rope_jax/experiment/sweep.py.
+"""
+
+import pathlib
+
+from absl import flags
+from ml_collections import config_flags
+
+from rope_jax.experiment import cli, sweep
+
+_QUICKSTART = pathlib.Path(__file__).parent / "configs" / "quickstart.py"
+
+_CONFIG = cli.define_config(str(_QUICKSTART))
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Where runs are written; by default runs/NAME of the config."
+)
+
+
+def main(argv):
+    """Train and evaluate."""
+    del argv
+    flag = flags.FLAGS["config"]
+    name = pathlib.Path(config_flags.get_config_filename(flag)).stem
+    config = sweep.select(_CONFIG.value, config_flags.get_override_values(flag))
+    sweep.run(config, _WORKDIR.value or f"runs/{name}")
+
+
+if __name__ == "__main__":
+    cli.run(main)
