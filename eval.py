@@ -46,9 +46,11 @@ def _changes() -> dict:
     if "lengths" in changes:
         try:
             changes["lengths"] = tuple(int(text) for text in changes["lengths"])
+            if not changes["lengths"]:
+                raise ValueError
         except ValueError as error:
             raise ValueError(
-                f"--lengths must be integers with commas between, got "
+                "--lengths must be one or more integers with commas between, got "
                 f"{','.join(changes['lengths'])!r}"
             ) from error
     return changes

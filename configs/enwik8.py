@@ -18,15 +18,13 @@ from rope_jax.experiment.config import (
     SweepConfig,
     TrainConfig,
 )
-from rope_jax.nn.decoder import DecoderConfig
+from rope_jax.nn.config import DecoderConfig
 
 
 def get_config(encodings: str = "rope") -> Config:
     """The config for a comma-separated list of encodings."""
-    names = tuple(encodings.split(","))
     return Config(
         model=DecoderConfig(
-            encoding=names[0],
             num_layers=8,
             model_dim=320,
             num_heads=5,
@@ -50,5 +48,5 @@ def get_config(encodings: str = "rope") -> Config:
             block=128,
             batch_tokens=65_536,
         ),
-        sweep=SweepConfig(encodings=names),
+        sweep=SweepConfig(encodings=tuple(encodings.split(","))),
     )

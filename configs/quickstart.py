@@ -13,7 +13,7 @@ from rope_jax.experiment.config import (
     SweepConfig,
     TrainConfig,
 )
-from rope_jax.nn.decoder import DecoderConfig
+from rope_jax.nn.config import DecoderConfig
 
 
 def get_config() -> Config:

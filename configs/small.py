@@ -14,15 +14,13 @@ from rope_jax.experiment.config import (
     SweepConfig,
     TrainConfig,
 )
-from rope_jax.nn.decoder import DecoderConfig
+from rope_jax.nn.config import DecoderConfig
 
 
 def get_config(encodings: str = "rope") -> Config:
     """The config for a comma-separated list of encodings."""
-    names = tuple(encodings.split(","))
     return Config(
         model=DecoderConfig(
-            encoding=names[0],
             num_layers=3,
             model_dim=128,
             num_heads=4,
@@ -38,5 +36,5 @@ def get_config(encodings: str = "rope") -> Config:
             checkpoint_every=400,
         ),
         eval=EvalConfig(lengths=(128, 256, 512, 1024, 2048)),
-        sweep=SweepConfig(encodings=names),
+        sweep=SweepConfig(encodings=tuple(encodings.split(","))),
     )

@@ -133,7 +133,8 @@ def test_the_whole_job(run, text, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--learing_rate=1"], ["learing_rate"]),
+        (["--learing_rate=1"], ["learing_rate", "--config.train.learning_rate"]),
+        (["--confg=x.py"], ["confg"]),
         (
             ["--config.train.learing_rate=1"],
             ["config.train.learing_rate", "did you mean 'learning_rate'"],
@@ -150,6 +151,26 @@ def test_the_whole_job(run, text, tmp_path):
         (["--config.eval.lengths=128,4000000"], ["lengths"]),
         (["--config.eval.block=256"], ["block", "128"]),
         (["--config.model.head_dim=31"], ["head_dim", "31"]),
+        (
+            ["--config.model.rope.scaling=yarn", "--config.model.rope.factor=0.5"],
+            ["model.rope", "factor", "0.5"],
+        ),
+        (
+            ["--config.model.encoding=alibi", "--config.model.rope.theta=5"],
+            ["model.rope.theta would have no effect"],
+        ),
+        (
+            ["--config.model.encoding=t5", "--config.model.t5.max_distance=3"],
+            ["model.t5", "max_distance", "3"],
+        ),
+        (
+            [
+                "--config.sweep.encodings=rope,learned",
+                "--config.model.learned.max_length=16",
+            ],
+            ["table of 16 positions", "model.learned.max_length"],
+        ),
+        (["--config.train.batch_size=100000"], ["batch_size", "100000"]),
         (["--config.mesh.data=3"], ["mesh.data=3", "1 devices"]),
         (["--config.mesh.tensor=-1"], ["mesh.tensor=-1"]),
         (["--config.train.batch_size=0"], ["train.batch_size"]),

@@ -20,8 +20,10 @@ from orbax.checkpoint import v1 as ocp
 
 from rope_jax.experiment import run_directory
 from rope_jax.experiment.config import Config, from_dict, to_dict
+from rope_jax.experiment.errors import RunError
 from rope_jax.experiment.mesh import param_shardings
-from rope_jax.nn.decoder import Decoder, DecoderConfig
+from rope_jax.nn.config import DecoderConfig
+from rope_jax.nn.decoder import Decoder
 
 
 class Checkpoints:
@@ -113,7 +115,7 @@ class Checkpoints:
         Raises:
           ValueError: another model or other data was saved; the first mismatch is
             named.
-          RuntimeError: the files cannot be read.
+          RunError: the files cannot be read.
         """
         path = self.path(self.latest)
         wanted = {
@@ -153,9 +155,33 @@ def load_params(
     Raises:
       FileNotFoundError: no run or no complete checkpoint is there.
       ValueError: no such step, a path inside of a run, or another model was saved.
-      RuntimeError: the files cannot be read.
+      RunError: the files cannot be read.
     """
     config = run_directory.load_config(run_dir)
+    path = _find(run_dir, step)
+    graphdef, params = abstract_model(config.model)
+    if mesh is None:
+        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        shardings = jax.tree.map(lambda _: device, params)
+    else:
+        shardings = param_shardings(mesh, params)
+    wanted = {"params": with_shardings(params, shardings)}
+    _check_origin(path, config)
+    _check_trees(path, wanted)
+    return config, graphdef, _load(path, wanted)["params"], int(path.name)
+
+
+def corpus_sha256(run_dir: str | os.PathLike) -> str:
+    """Hash of the bytes that a run was trained on; "" where none was saved.
+
+    Raises:
+      FileNotFoundError: no complete checkpoint is there.
+    """
+    return _origin(_find(run_dir))["corpus"]
+
+
+def _find(run_dir: str | os.PathLike, step: int | None = None) -> pathlib.Path:
+    """The directory of one complete checkpoint, the newest for None."""
     run_dir = run_directory.absolute(run_dir)
     steps = run_directory.complete_steps(run_dir)
     if not steps:
@@ -163,17 +189,7 @@ def load_params(
     step = steps[-1] if step is None else step
     if step not in steps:
         raise ValueError(f"no checkpoint {step} in {run_dir}; there are {steps}")
-    graphdef, params = abstract_model(config.model)
-    if mesh is None:
-        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        shardings = jax.tree.map(lambda _: device, params)
-    else:
-        shardings = param_shardings(mesh, params)
-    path = run_dir / "checkpoints" / str(step)
-    wanted = {"params": with_shardings(params, shardings)}
-    _check_origin(path, config)
-    _check_trees(path, wanted)
-    return config, graphdef, _load(path, wanted)["params"], step
+    return run_dir / "checkpoints" / str(step)
 
 
 def abstract_model(model: DecoderConfig) -> tuple[nnx.GraphDef, dict]:
@@ -211,15 +227,18 @@ def _load(path: pathlib.Path, wanted: dict) -> dict:
         raise _unreadable(path) from error
 
 
-def _unreadable(path: pathlib.Path) -> RuntimeError:
-    return RuntimeError(
-        f"checkpoint {path} cannot be read; delete it to use an older one"
-    )
+def _unreadable(path: pathlib.Path) -> RunError:
+    return RunError(f"checkpoint {path} cannot be read; delete it to use an older one")
+
+
+def _origin(path: pathlib.Path) -> dict:
+    """What `Checkpoints.save` wrote of where the arrays come from."""
+    return ocp.metadata(path, "params").custom_metadata
 
 
 def _check_origin(path: pathlib.Path, config: Config, corpus: str = "") -> None:
     """Two encodings may have the same parameters; only the config tells them apart."""
-    saved = ocp.metadata(path, "params").custom_metadata
+    saved = _origin(path)
     for conflict in run_directory.conflicts(from_dict(saved["config"]), config):
         if conflict.startswith("model."):
             raise ValueError(

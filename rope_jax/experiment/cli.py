@@ -10,15 +10,16 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from rope_jax.experiment.config import Config
+from rope_jax.experiment.errors import RunError
 
 
 def run(main) -> None:
     """Run `main(argv)` under absl; a wrong flag or value exits with one line.
 
-    ValueError and OSError carry messages written for the user, so they are printed
-    without a traceback (ROPE_JAX_TRACEBACK=1 shows it); anything else is a fault and
-    keeps it. The libraries' own log lines below warnings are off unless --verbosity
-    asks for them.
+    ValueError, OSError and RunError carry messages written for the user, so they are
+    printed without a traceback (ROPE_JAX_TRACEBACK=1 shows it); anything else is a
+    fault and keeps it. The libraries' own log lines below warnings are off unless
+    --verbosity asks for them.
     """
 
     def guarded(argv):
@@ -28,7 +29,7 @@ def run(main) -> None:
             logging.set_verbosity(logging.WARNING)
         try:
             main(argv)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, RunError) as error:
             if os.environ.get("ROPE_JAX_TRACEBACK"):
                 raise
             _fail(str(error))
@@ -59,7 +60,15 @@ def _wrong_override(arguments: list[str]) -> str | None:
     """The first `--config.a.b` that is no field, with the nearest valid ones."""
     for argument in arguments:
         flag = argument.lstrip("-").partition("=")[0]
-        if not argument.startswith("-") or not flag.startswith("config."):
+        if not argument.startswith("-"):
+            continue
+        if not flag.startswith("config."):
+            near = difflib.get_close_matches(flag, _leaves(Config), cutoff=0.8)
+            if near and flag not in flags.FLAGS:
+                found = " or ".join(
+                    f"--config.{_leaves(Config)[name]}" for name in near
+                )
+                return f"there is no flag --{flag}; did you mean {found}?"
             continue
         kind = Config
         for name in flag.split(".")[1:]:
@@ -72,6 +81,15 @@ def _wrong_override(arguments: list[str]) -> str | None:
         if dataclasses.is_dataclass(kind):
             return f"--{flag} is a group; set one of {', '.join(_fields(kind))}"
     return None
+
+
+def _leaves(kind, path: str = "") -> dict[str, str]:
+    """The last name of every field of a config, and where it stands."""
+    found = {}
+    for name, field in _fields(kind).items():
+        inner = _leaves(field, f"{path}{name}.")
+        found |= inner or {name: path + name}
+    return found
 
 
 def _fields(kind) -> dict[str, typing.Any]:

@@ -8,12 +8,17 @@ once before any work, and only plain values go on into jitted code.
 
 import dataclasses
 import functools
+import math
+import re
 import typing
 from dataclasses import dataclass, field
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 
-from rope_jax.nn.decoder import Decoder, DecoderConfig
+from rope_jax.nn.config import DecoderConfig
+from rope_jax.nn.decoder import Decoder
 from rope_jax.nn.encodings import ENCODINGS
 
 
@@ -116,7 +121,7 @@ def resolve(config: Config) -> Config:
     Raises:
       ValueError: naming the field, the value and what is valid.
     """
-    config = from_dict(to_dict(config))
+    config = _build(Config, to_dict(config), "--config")
     model, length = config.model, config.data.length
     for options, name, value in (
         (model.learned, "max_length", length),
@@ -191,20 +196,14 @@ def _require(ok: bool, field: str, value, valid: str) -> None:
 
 
 def _check(config: Config) -> None:
-    train, data, evaluation = config.train, config.data, config.eval
-    _require(
-        data.source in ("embedded", "enwik8"),
-        "data.source",
-        data.source,
-        "'embedded' or 'enwik8'",
-    )
+    # `data.source`, and all of `eval`, are checked by what uses them.
+    train = config.train
     at_least_one = {
-        "data": (data, ("length",)),
+        "data": (config.data, ("length",)),
         "train": (
             train,
             ("steps", "batch_size", "accumulate", "log_every", "checkpoint_every"),
         ),
-        "eval": (evaluation, ("anchors", "block", "batch_tokens", "bootstrap")),
     }
     for group, (record, names) in at_least_one.items():
         for name in names:
@@ -218,10 +217,16 @@ def _check(config: Config) -> None:
     )
     for name in ("learning_rate", "clip_norm"):
         value = getattr(train, name)
-        _require(value > 0, f"train.{name}", value, "positive")
+        _require(0 < value < math.inf, f"train.{name}", value, "positive and finite")
     for name in ("final_learning_rate", "weight_decay", "warmup_steps", "seed"):
         value = getattr(train, name)
-        _require(value >= 0, f"train.{name}", value, "0 or more")
+        _require(0 <= value < math.inf, f"train.{name}", value, "0 or more, finite")
+    _require(
+        train.warmup_steps <= train.steps,
+        "train.warmup_steps",
+        train.warmup_steps,
+        f"at most train.steps {train.steps}",
+    )
     for name in ("beta1", "beta2"):
         value = getattr(train, name)
         _require(0 <= value < 1, f"train.{name}", value, "in [0, 1)")
@@ -235,13 +240,13 @@ def _check(config: Config) -> None:
 
 
 def _check_sweep(config: Config) -> None:
-    """Build every model of the grid abstractly: its own checks name the field."""
+    """Build and call every model of the grid abstractly: its checks name the field."""
     seeds = config.sweep.seeds
     _require(
-        all(seed >= 0 for seed in seeds) and len(set(seeds)) == len(seeds),
+        all(0 <= seed < 2**32 for seed in seeds) and len(set(seeds)) == len(seeds),
         "sweep.seeds",
         seeds,
-        "different numbers, 0 or more",
+        "different numbers from 0 to 2**32 - 1",
     )
     names = config.sweep.encodings
     _require(len(set(names)) == len(names), "sweep.encodings", names, "different names")
@@ -253,8 +258,13 @@ def _check_sweep(config: Config) -> None:
             f"one of {', '.join(ENCODINGS)}",
         )
         model = dataclasses.replace(config.model, encoding=encoding)
-        nnx.eval_shape(functools.partial(_build_decoder, model))
+        try:
+            jax.eval_shape(functools.partial(_logits, model, config.data.length))
+        except ValueError as error:
+            message = re.sub(r"(?<![\w.])model\.", "--config.model.", str(error))
+            raise ValueError(message) from error
 
 
-def _build_decoder(model: DecoderConfig) -> Decoder:
-    return Decoder(model, rngs=nnx.Rngs(0))
+def _logits(model: DecoderConfig, length: int) -> jax.Array:
+    tokens = jnp.zeros((1, length), jnp.int32)
+    return Decoder(model, rngs=nnx.Rngs(0))(tokens)

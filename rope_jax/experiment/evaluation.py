@@ -9,7 +9,6 @@ for what is on disk. bpc is sum(nats) / (bytes * ln 2), perplexity 2**bpc, per b
 import dataclasses
 import functools
 import math
-import os
 import pathlib
 import sys
 import time
@@ -24,7 +23,7 @@ from rope_jax.experiment import checkpoint, plots, report, run_directory
 from rope_jax.experiment.bootstrap import mean_interval, unit_values
 from rope_jax.experiment.config import Config, EvalConfig, MeshConfig
 from rope_jax.experiment.data import sources
-from rope_jax.experiment.mesh import make_mesh
+from rope_jax.experiment.mesh import make_mesh, param_shardings
 from rope_jax.experiment.protocols import PROTOCOLS, Cell, Windows, plan
 from rope_jax.experiment.scoring import Apply, ModelApply, score
 
@@ -33,7 +32,6 @@ __all__ = [
     "check",
     "evaluate_run",
     "evaluate_workdir",
-    "find_runs",
     "measure",
 ]
 
@@ -163,8 +161,9 @@ def evaluate_run(
     Args:
       run_dir: a directory with config.json and checkpoints/.
       eval_config: what to measure.
-      corpus: None loads what the run was trained on.
-      mesh: None splits batches over all devices.
+      corpus: None loads what `data` in the run's config asks for.
+      mesh: None takes the run's own, or, where that does not fit the devices
+        present, splits batches over all of them.
 
     Returns:
       Rows with the keys of `measure`, and encoding, seed, protocol, split,
@@ -172,12 +171,14 @@ def evaluate_run(
 
     Raises:
       FileNotFoundError: no checkpoint.
-      ValueError: naming the flag, before the model is touched.
+      ValueError: before the model is touched; naming the flag, or because the bytes
+        are not those that the run was trained on.
     """
     config = run_directory.load_config(run_dir)
     corpus = sources.load(config.data) if corpus is None else corpus
+    _check_bytes(run_dir, corpus)
     check(eval_config, corpus, config.data.length)
-    mesh = make_mesh(MeshConfig()) if mesh is None else mesh
+    mesh = _mesh_of(config) if mesh is None else mesh
     with jax.set_mesh(mesh):
         config, graphdef, params, step = checkpoint.load_params(run_dir, mesh=mesh)
         data, train_length = _split(corpus, eval_config), config.data.length
@@ -195,6 +196,28 @@ def evaluate_run(
     return [about | row for row in rows]
 
 
+def _check_bytes(run_dir, corpus: sources.Corpus) -> None:
+    """Its validation split would be of another text, or hold training bytes."""
+    trained = checkpoint.corpus_sha256(run_dir)
+    if trained not in ("", corpus.sha256):
+        raise ValueError(
+            f"{run_dir} was trained on other bytes than {corpus.name}: sha256 "
+            f"{trained!r} there, {corpus.sha256!r} here; evaluate with the file that "
+            "it was trained on (the embedded corpus is another one in every version "
+            "of Python)"
+        )
+
+
+def _mesh_of(config: Config) -> Mesh:
+    """The run's own mesh, which its weights may need, if it fits the devices here."""
+    try:
+        mesh = make_mesh(config.mesh)
+        param_shardings(mesh, checkpoint.abstract_model(config.model)[1])
+    except ValueError:
+        return make_mesh(MeshConfig())
+    return mesh
+
+
 def _about(config: Config, eval_config: EvalConfig, corpus, step: int) -> dict:
     return {
         "encoding": config.model.encoding,
@@ -208,47 +231,33 @@ def _about(config: Config, eval_config: EvalConfig, corpus, step: int) -> dict:
     }
 
 
-def find_runs(workdir: str | pathlib.Path) -> list[pathlib.Path]:
-    """The workdir itself if it is a run, else every run below it, by name.
-
-    Raises:
-      FileNotFoundError: there is no run with a checkpoint.
-      ValueError: the path is a file, or lies inside a run.
-    """
-    workdir = run_directory.absolute(workdir)
-    if (workdir / "config.json").exists() or "checkpoints" in workdir.parts[-2:]:
-        run_directory.load_config(workdir)  # says which level is expected
-        found = [workdir]
-    else:
-        found = sorted(_directories_with_config(workdir))
-    runs = []
-    for run in found:
-        if run_directory.complete_steps(run):
-            runs.append(run)
-        elif (run / "checkpoints").exists():
-            print(f"no checkpoint yet, left out: {run}", file=sys.stderr)
-    if not runs:
-        raise FileNotFoundError(
-            f"no checkpoint found in {workdir}: --workdir must be a run's directory, "
-            "which holds config.json and checkpoints/, or one above it"
-        )
-    return runs
-
-
-def _directories_with_config(workdir: pathlib.Path) -> Iterator[pathlib.Path]:
-    for directory, below, files in os.walk(workdir):
-        if "config.json" in files:
-            below.clear()  # nothing but checkpoints lies inside a run
-            yield pathlib.Path(directory)
-
-
 def _order(item: tuple[pathlib.Path, Config]):
     run, config = item
     return run.parent, config.model.encoding, config.train.seed, run.name
 
 
+def _corpora(
+    runs: dict[pathlib.Path, Config], corpus: sources.Corpus | None
+) -> dict[pathlib.Path, sources.Corpus]:
+    """What each run was trained on; the same bytes are loaded once."""
+    by_hash = {} if corpus is None else {corpus.sha256: corpus}
+    by_config: dict[tuple, sources.Corpus] = {}
+    chosen = {}
+    for run, config in runs.items():
+        trained, key = checkpoint.corpus_sha256(run), dataclasses.astuple(config.data)
+        if trained not in by_hash:
+            loaded = by_config.get(key) or sources.load(config.data)
+            by_config[key] = by_hash[loaded.sha256] = loaded
+        chosen[run] = by_hash.get(trained) or by_config[key]
+        _check_bytes(run, chosen[run])
+    return chosen
+
+
 def evaluate_workdir(
-    workdir: str | pathlib.Path, eval_config: EvalConfig | None = None, **changes
+    workdir: str | pathlib.Path,
+    eval_config: EvalConfig | None = None,
+    corpus: sources.Corpus | None = None,
+    **changes,
 ) -> list[dict]:
     """Evaluate every run below a directory; print and write the results.
 
@@ -257,6 +266,7 @@ def evaluate_workdir(
     Args:
       workdir: a run, or a directory above runs.
       eval_config: what to measure; None takes what the first run was configured with.
+      corpus: one that is loaded already; it serves the runs that were trained on it.
       **changes: fields of EvalConfig that replace those.
 
     Returns:
@@ -264,9 +274,10 @@ def evaluate_workdir(
 
     Raises:
       FileNotFoundError: no checkpoint.
-      ValueError: naming the flag, before any model is touched.
+      ValueError: before any model is touched; as for `evaluate_run`.
     """
-    runs = {run: run_directory.load_config(run) for run in find_runs(workdir)}
+    found = run_directory.find_runs(workdir)
+    runs = {run: run_directory.load_config(run) for run in found}
     runs = dict(sorted(runs.items(), key=_order))
     eval_config = eval_config or next(iter(runs.values())).eval
     eval_config = dataclasses.replace(eval_config, **changes)
@@ -275,16 +286,13 @@ def evaluate_workdir(
     trained = {c.data.length for c in runs.values()} - set(lengths)
     lengths += tuple(sorted(trained))
     eval_config = dataclasses.replace(eval_config, lengths=lengths)
-    corpora: dict[tuple, sources.Corpus] = {}
-    for config in runs.values():
-        key = dataclasses.astuple(config.data)
-        corpora[key] = corpora.get(key) or sources.load(config.data)
-        check(eval_config, corpora[key], config.data.length)
-    rows, mesh = [], make_mesh(MeshConfig())
+    corpora = _corpora(runs, corpus)
     for run, config in runs.items():
+        check(eval_config, corpora[run], config.data.length)
+    rows = []
+    for run in runs:
         begin = time.monotonic()
-        corpus = corpora[dataclasses.astuple(config.data)]
-        rows += evaluate_run(run, eval_config, corpus, mesh)
+        rows += evaluate_run(run, eval_config, corpora[run])
         seconds = time.monotonic() - begin
         print(f"evaluated {run} in {seconds:.1f} s", file=sys.stderr)
     if jax.process_index() == 0:

@@ -37,7 +37,9 @@ def mesh_shape(config: MeshConfig, num_devices: int) -> tuple[int, ...]:
       ValueError: a size is 0 or below -1, two are -1, or the devices do not fit.
     """
     sizes = [getattr(config, axis) for axis in AXES]
-    shown = ", ".join(f"mesh.{a}={s}" for a, s in zip(AXES, sizes, strict=True))
+    shown = ", ".join(
+        f"--config.mesh.{a}={s}" for a, s in zip(AXES, sizes, strict=True)
+    )
     if any(size == 0 or size < -1 for size in sizes) or sizes.count(-1) > 1:
         raise ValueError(f"mesh sizes must be positive, at most one -1; got {shown}")
     fixed = math.prod(size for size in sizes if size != -1)
@@ -111,13 +113,13 @@ def check_mesh(config: Config) -> None:
     data, fsdp, tensor, sequence = mesh_shape(config.mesh, jax.device_count())
     model, rows = config.model, config.train.batch_size // config.train.accumulate
     kv_heads = model.num_kv_heads or model.num_heads
-    for axes, size, what in (
-        (f"mesh.data*mesh.fsdp={data * fsdp}", rows, "sequences per micro-batch"),
-        (f"mesh.tensor={tensor}", model.num_heads, "heads (model.num_heads)"),
-        (f"mesh.tensor={tensor}", kv_heads, "key/value heads (model.num_kv_heads)"),
-        (f"mesh.tensor={tensor}", model.vocab_size, "bytes (model.vocab_size)"),
-        (f"mesh.fsdp={fsdp}", model.model_dim, "channels (model.model_dim)"),
-        (f"mesh.sequence={sequence}", config.data.length, "bytes of data.length"),
+    for axis, parts, size, what in (
+        ("mesh.data*mesh.fsdp", data * fsdp, rows, "sequences per micro-batch"),
+        ("mesh.tensor", tensor, model.num_heads, "heads (model.num_heads)"),
+        ("mesh.tensor", tensor, kv_heads, "key/value heads (model.num_kv_heads)"),
+        ("mesh.tensor", tensor, model.vocab_size, "bytes (model.vocab_size)"),
+        ("mesh.fsdp", fsdp, model.model_dim, "channels (model.model_dim)"),
+        ("mesh.sequence", sequence, config.data.length, "bytes of data.length"),
     ):
-        if size % int(axes.rpartition("=")[2]):
-            raise ValueError(f"{axes} must divide the {size} {what}")
+        if size % parts:
+            raise ValueError(f"--config.{axis}={parts} must divide the {size} {what}")

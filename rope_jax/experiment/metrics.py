@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import tqdm
 from tensorboardX import SummaryWriter
 
+from rope_jax.experiment import atomic
+
 # Sums since the last row, and the first step of the run whose numbers were not
 # finite (0: none), which outlives the row.
 Window = dict[str, jax.Array]
@@ -166,9 +168,7 @@ def _drop_rows_after(path: pathlib.Path, step: int) -> None:
     lines = path.read_text().splitlines(keepends=True)
     kept = [line for line in lines if _step_of(line) <= step]
     if kept != lines:
-        partial = path.with_suffix(".tmp")
-        partial.write_text("".join(kept))
-        partial.replace(path)
+        atomic.write_text(path, "".join(kept))
 
 
 def _step_of(line: str) -> float:

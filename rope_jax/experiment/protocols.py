@@ -2,7 +2,7 @@
 
 A protocol plans and never sees a model. It turns the size of a split into cells, one
 for each row of the result: a context length, the windows to feed and the targets to
-score. `evaluation.score` runs any plan, so a new protocol is one function here and
+score. `scoring.score` runs any plan, so a new protocol is one function here and
 one entry in `PROTOCOLS`.
 
 Indices: a window that starts at byte s is fed bytes s .. s+W-1 and predicts bytes

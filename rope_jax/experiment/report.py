@@ -10,6 +10,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from rope_jax.experiment import atomic
+
 _WIDTH = 100  # columns of a terminal that a table may take
 
 
@@ -72,7 +74,7 @@ def aggregate(rows: Iterable[dict]) -> list[dict]:
 def write_json(path: pathlib.Path, rows: list[dict]) -> None:
     """Rows as a JSON list; what is not a finite number becomes null."""
     text = json.dumps([_plain(row) for row in rows], indent=1, allow_nan=False)
-    _replace(path, text + "\n")
+    atomic.write_text(path, text + "\n")
 
 
 def write_csv(path: pathlib.Path, rows: list[dict]) -> None:
@@ -82,7 +84,7 @@ def write_csv(path: pathlib.Path, rows: list[dict]) -> None:
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(_plain(row) for row in rows)
-    _replace(path, text.getvalue())
+    atomic.write_text(path, text.getvalue())
 
 
 def _plain(row: dict) -> dict:
@@ -92,13 +94,6 @@ def _plain(row: dict) -> dict:
         return value if finite else None
 
     return {name: plain(value) for name, value in row.items()}
-
-
-def _replace(path: pathlib.Path, text: str) -> None:
-    """Write at once: a reader never sees half of a file."""
-    partial = path.with_name(path.name + ".tmp")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
 
 
 def _headline(rows: list[dict]) -> str:

@@ -1,6 +1,6 @@
 """The directory of a run: which config made it, and which checkpoints count.
 
-    RUN/config.json             the run's config, written before the first step
+    RUN/config.json             the run's config, written just before the first step
     RUN/metrics.jsonl           a row for each logged step
     RUN/events.*                the same for TensorBoard
     RUN/checkpoints/STEP/       one checkpoint: the state after STEP updates
@@ -14,9 +14,12 @@ import json
 import os
 import pathlib
 import shutil
+import sys
+from collections.abc import Iterator
 
 from absl import logging
 
+from rope_jax.experiment import atomic
 from rope_jax.experiment.config import Config, differences, from_dict, to_dict
 
 TREES = ("params", "opt_state", "progress")
@@ -54,9 +57,8 @@ def absolute(path: str | os.PathLike) -> pathlib.Path:
 def save_config(config: Config, run_dir: pathlib.Path) -> None:
     """Write config.json, at once or not at all."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    partial = run_dir / "config.json.tmp"
-    partial.write_text(json.dumps(to_dict(config), indent=2) + "\n")
-    partial.replace(run_dir / "config.json")
+    text = json.dumps(to_dict(config), indent=2) + "\n"
+    atomic.write_text(run_dir / "config.json", text)
 
 
 def load_config(run_dir: str | os.PathLike) -> Config:
@@ -88,13 +90,50 @@ def _enclosing_runs(path: pathlib.Path) -> list[pathlib.Path]:
     return [owner for owner in owners if (owner / "config.json").exists()]
 
 
+def find_runs(workdir: str | os.PathLike) -> list[pathlib.Path]:
+    """The workdir itself if it is a run, else every run below it, by name.
+
+    Raises:
+      FileNotFoundError: there is no run with a checkpoint.
+      ValueError: the path is a file, or lies inside a run.
+    """
+    workdir = absolute(workdir)
+    if (workdir / "config.json").exists() or "checkpoints" in workdir.parts[-2:]:
+        load_config(workdir)  # says which level is expected
+        found = [workdir]
+    else:
+        found = sorted(_directories_with_config(workdir))
+    runs = []
+    for run in found:
+        if complete_steps(run):
+            runs.append(run)
+        elif (run / "checkpoints").exists():
+            print(f"no checkpoint yet, left out: {run}", file=sys.stderr)
+    if not runs:
+        raise FileNotFoundError(
+            f"no checkpoint found in {workdir}: --workdir must be a run's directory, "
+            "which holds config.json and checkpoints/, or one above it"
+        )
+    return runs
+
+
+def _directories_with_config(workdir: pathlib.Path) -> Iterator[pathlib.Path]:
+    for directory, below, files in os.walk(workdir):
+        if "config.json" in files:
+            below.clear()  # nothing but checkpoints lies inside a run
+            yield pathlib.Path(directory)
+
+
 def check_config(config: Config, run_dir: pathlib.Path) -> None:
     """Raise ValueError where a directory belongs to a run of another config.
 
     Fields that do not change the result may differ: how often to log or to save,
     the mesh, evaluation, memory against speed. `train.steps` may not, because the
-    learning rate of every step depends on it.
+    learning rate of every step depends on it. A directory without a row or a
+    checkpoint is nobody's: its config.json was never worked by.
     """
+    if not _has_work(run_dir):
+        return
     if not (run_dir / "config.json").exists():
         if complete_steps(run_dir):
             raise ValueError(f"{run_dir} has checkpoints but no config.json")
@@ -105,6 +144,10 @@ def check_config(config: Config, run_dir: pathlib.Path) -> None:
             f"--workdir {run_dir} holds a run of another config "
             f"({'; '.join(found)}, there and here); give another --workdir"
         )
+
+
+def _has_work(run_dir: pathlib.Path) -> bool:
+    return bool(_step_directories(run_dir)) or _has_content(run_dir / "metrics.jsonl")
 
 
 def conflicts(saved: Config, config: Config) -> list[str]:

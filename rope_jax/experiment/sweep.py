@@ -6,10 +6,11 @@ import pathlib
 import sys
 from collections.abc import Collection
 
-from rope_jax.experiment import evaluation, training
+from rope_jax.experiment import evaluation, run_directory, training
 from rope_jax.experiment.config import Config, resolve
 from rope_jax.experiment.data import sources
-from rope_jax.experiment.mesh import check_mesh
+from rope_jax.nn.encoding import Encoding
+from rope_jax.nn.encodings import ENCODINGS
 
 
 def runs(config: Config) -> dict[str, Config]:
@@ -37,7 +38,8 @@ def select(config: Config, chosen: Collection[str]) -> Config:
       chosen: the fields that the user set, such as "model.encoding".
 
     Raises:
-      ValueError: one value and a grid without it were both chosen.
+      ValueError: a value and a grid of the same thing were both chosen, or an option
+        of an encoding that is not in the grid.
     """
     config = copy.deepcopy(config)
     for group, name, grid in (
@@ -52,7 +54,22 @@ def select(config: Config, chosen: Collection[str]) -> Config:
                 "thing in two ways; give one of them"
             )
         setattr(config.sweep, grid, ())
+    names = config.sweep.encodings or (config.model.encoding,)
+    used = {group for name in names for group in _options(name)}
+    for field in chosen:
+        parts = field.split(".")
+        if parts[0] == "model" and len(parts) == 3 and parts[1] not in used:
+            raise ValueError(
+                f"--config.{field} would have no effect: none of the encodings "
+                f"({', '.join(names)}) has options in model.{parts[1]}"
+            )
     return config
+
+
+def _options(encoding: str) -> tuple[str, ...]:
+    # Names come unchecked here, perhaps several in one text; `resolve` refuses those.
+    kinds = [ENCODINGS.get(name.strip(), Encoding) for name in encoding.split(",")]
+    return tuple(group for kind in kinds for group in kind.options)
 
 
 def run(config: Config, workdir: str | pathlib.Path) -> list[dict]:
@@ -66,18 +83,25 @@ def run(config: Config, workdir: str | pathlib.Path) -> list[dict]:
 
     Raises:
       ValueError: naming the flag, before the first step, for anything that cannot
-        work: see `config.resolve`, `mesh.check_mesh`, `sources.load` and
-        `evaluation.check`.
+        work: see `config.resolve`, `sources.load`, `evaluation.check`,
+        `training.check` and `training.check_workdir`.
     """
     config = resolve(config)
-    check_mesh(config)
-    evaluation.check(config.eval, sources.load(config.data), config.data.length)
-    workdir = pathlib.Path(workdir).expanduser().resolve()
+    corpus = sources.load(config.data)
+    evaluation.check(config.eval, corpus, config.data.length)
+    workdir = run_directory.absolute(workdir)
     grid = runs(config)
     for name, one in grid.items():
+        training.check(one, corpus)
         training.check_workdir(one, workdir / name)
     for number, (name, one) in enumerate(grid.items(), 1):
         print(f"run {number} of {len(grid)}: {workdir / name}", file=sys.stderr)
-        if not training.fit(one, workdir / name).finished:
+        result = training.fit(one, workdir / name, corpus)
+        if not result.finished:
+            print(
+                f"stopped at step {result.step} of {one.train.steps}, nothing "
+                "evaluated; give the same command again to go on",
+                file=sys.stderr,
+            )
             return []
-    return evaluation.evaluate_workdir(workdir, config.eval)
+    return evaluation.evaluate_workdir(workdir, config.eval, corpus)

@@ -5,9 +5,7 @@ import contextlib
 import functools
 import os
 import pathlib
-import signal
 import sys
-import threading
 import time
 from dataclasses import dataclass
 
@@ -15,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import logging
-from jax.experimental import multihost_utils
 
 from rope_jax.experiment import metrics as metrics_lib
 from rope_jax.experiment import run_directory
 from rope_jax.experiment.checkpoint import Checkpoints, abstract_model, with_shardings
 from rope_jax.experiment.config import Config, resolve
 from rope_jax.experiment.data import pipeline, sources
+from rope_jax.experiment.errors import RunError
 from rope_jax.experiment.mesh import (
     batch_sharding,
     check_mesh,
@@ -30,6 +28,7 @@ from rope_jax.experiment.mesh import (
     replicated,
 )
 from rope_jax.experiment.optimizer import learning_rate, make_optimizer
+from rope_jax.experiment.stop_signal import StopSignal
 from rope_jax.experiment.train_step import init_state, make_train_step
 from rope_jax.nn.decoder import Decoder
 
@@ -52,7 +51,24 @@ def check_workdir(config: Config, workdir: str | os.PathLike) -> None:
     run_directory.check_config(resolve(config), run_directory.absolute(workdir))
 
 
-def fit(config: Config, workdir: str | os.PathLike) -> FitResult:
+def check(config: Config, corpus: sources.Corpus) -> None:
+    """Raise ValueError where a run could not take its first step.
+
+    Args:
+      config: a resolved one; `config.resolve` has checked what needs no data.
+      corpus: what it would be trained on.
+    """
+    check_mesh(config)
+    pipeline.check(
+        corpus.train, length=config.data.length, batch_size=config.train.batch_size
+    )
+
+
+def fit(
+    config: Config,
+    workdir: str | os.PathLike,
+    corpus: sources.Corpus | None = None,
+) -> FitResult:
     """Train the run that a config describes, resuming what `workdir` holds.
 
     The same config, on the same kind and number of devices, gives the same bits
@@ -64,7 +80,9 @@ def fit(config: Config, workdir: str | os.PathLike) -> FitResult:
 
     Args:
       config: `config.model.encoding` and `config.train.seed` say which run.
-      workdir: the run's directory; relative paths and `~` are understood.
+      workdir: the run's directory; relative paths and `~` are understood. Nothing is
+        written there until the run is ready for its first step.
+      corpus: what to train on; None loads what `config.data` asks for.
 
     Returns:
       Where the run stands. A run that was finished before returns at once.
@@ -72,41 +90,46 @@ def fit(config: Config, workdir: str | os.PathLike) -> FitResult:
     Raises:
       ValueError: before any work, for a config that cannot work or that differs
         from the one that made `workdir`.
-      RuntimeError: the loss stopped being finite; the message names the step and
+      RunError: the loss stopped being finite; the message names the step and
         the last good checkpoint.
     """
     config = resolve(config)
-    check_mesh(config)
     run_dir = run_directory.absolute(workdir)
     run_directory.check_config(config, run_dir)
-    corpus = sources.load(config.data)
-    if jax.process_index() == 0:
-        run_directory.save_config(config, run_dir)
     done = run_directory.complete_steps(run_dir)
     if done and done[-1] >= config.train.steps:
+        _save_config(config, run_dir)
         return FitResult(run_dir, done[-1], finished=True)
+    corpus = sources.load(config.data) if corpus is None else corpus
+    check(config, corpus)
     mesh = make_mesh(config.mesh)
-    with (
-        jax.set_mesh(mesh),
-        _StopSignal() as stop,
-        Checkpoints(run_dir, config, corpus.sha256) as checkpoints,
-    ):
-        run = _Run(config, mesh, corpus.train, checkpoints)
-        step = run.train(run_dir, stop)
+    with jax.set_mesh(mesh), StopSignal() as stop:
+        run = _Run(config, mesh, corpus.train)
+        if not done:
+            run.begin()
+        with Checkpoints(run_dir, config, corpus.sha256) as checkpoints:
+            if done:
+                run.resume(checkpoints)
+            _save_config(config, run_dir)
+            step = run.train(run_dir, checkpoints, stop)
     return FitResult(run_dir, step, finished=step == config.train.steps)
+
+
+def _save_config(config: Config, run_dir: pathlib.Path) -> None:
+    if jax.process_index() == 0:
+        run_directory.save_config(config, run_dir)
 
 
 class _Run:
     """The compiled step and everything that changes while a run goes on."""
 
-    def __init__(self, config, mesh, train_bytes, checkpoints):
-        self.config, self.checkpoints = config, checkpoints
+    def __init__(self, config, mesh, train_bytes):
+        self.config = config
         optimizer = make_optimizer(config.train)
-        init = functools.partial(
+        self._init = functools.partial(
             init_state, functools.partial(Decoder, config.model), optimizer
         )
-        key = jax.random.key(config.train.seed)
-        abstract = jax.eval_shape(init, key)
+        abstract = jax.eval_shape(self._init, self._key())
         shardings = param_shardings(mesh, abstract)
         abstract = with_shardings(abstract, shardings)
         window = jax.eval_shape(metrics_lib.empty_window)
@@ -114,15 +137,7 @@ class _Run:
             window, jax.tree.map(lambda _: replicated(mesh), window)
         )
         self.iterator = _batches(config, mesh, train_bytes)
-        if checkpoints.latest is None:
-            self.step = 0
-            self.state = jax.jit(init, out_shardings=shardings)(key)
-            self.window = _on(window, metrics_lib.empty_window)()
-        else:
-            self.step = checkpoints.latest
-            self.state, self.window = checkpoints.restore(
-                abstract, window, self.iterator
-            )
+        self._abstract = abstract, window
         self._add = _on(window, metrics_lib.add_step)
         self._restart = _on(window, metrics_lib.restart_window)
         graphdef, _ = abstract_model(config.model)
@@ -141,7 +156,22 @@ class _Run:
         ).compile()
         logging.info("compiled the step in %.1f s", time.monotonic() - began)
 
-    def train(self, run_dir: pathlib.Path, stop) -> int:
+    def _key(self):
+        return jax.random.key(self.config.train.seed)
+
+    def begin(self) -> None:
+        """Make the state before the first step."""
+        state, window = self._abstract
+        self.step = 0
+        self.state = _on(state, self._init)(self._key())
+        self.window = _on(window, metrics_lib.empty_window)()
+
+    def resume(self, checkpoints: Checkpoints) -> None:
+        """Take the state of the newest checkpoint."""
+        self.step = checkpoints.latest
+        self.state, self.window = checkpoints.restore(*self._abstract, self.iterator)
+
+    def train(self, run_dir: pathlib.Path, checkpoints: Checkpoints, stop) -> int:
         """Go on to the end, or to the step where `stop` asks for it."""
         train, primary = self.config.train, jax.process_index() == 0
         if primary:
@@ -154,7 +184,7 @@ class _Run:
             run_dir, start=self.step, steps=train.steps, primary=primary
         )
         with contextlib.closing(self.iterator), rows:
-            reporter = _Reporter(self, rows)
+            reporter = _Reporter(self, rows, checkpoints)
             ahead = collections.deque()
             while self.step < train.steps and not stop.requested(self.step):
                 ahead.append(self._dispatch())
@@ -182,8 +212,8 @@ class _Run:
 class _Reporter:
     """Reads sums off the device, one step late, and refuses to go on from a NaN."""
 
-    def __init__(self, run: _Run, rows: metrics_lib.Metrics):
-        self._run, self._rows = run, rows
+    def __init__(self, run: _Run, rows: metrics_lib.Metrics, checkpoints: Checkpoints):
+        self._run, self._rows, self._checkpoints = run, rows, checkpoints
         # All of them now: computed later, they would wait behind the step under way.
         updates = np.arange(run.config.train.steps + 1)
         self._rates = np.asarray(learning_rate(run.config.train)(updates))
@@ -216,21 +246,21 @@ class _Reporter:
         """Save a checkpoint of the newest step, if its numbers are finite."""
         self.report_pending()
         run = self._run
-        if run.step == (run.checkpoints.latest or 0):
+        if run.step == (self._checkpoints.latest or 0):
             return
         self._check(run.window["bad_step"])
-        run.checkpoints.save(run.step, run.state, run.window, run.iterator)
+        self._checkpoints.save(run.step, run.state, run.window, run.iterator)
 
     def _check(self, bad_step) -> None:
         bad_step = int(bad_step)
         if bad_step == 0:
             return
-        checkpoints = self._run.checkpoints
+        checkpoints = self._checkpoints
         good = "there is no checkpoint before it"
         if checkpoints.latest is not None:
             checkpoints.wait()
             good = f"the last good checkpoint is {checkpoints.path(checkpoints.latest)}"
-        raise RuntimeError(f"the loss is not finite at step {bad_step}; {good}")
+        raise RunError(f"the loss is not finite at step {bad_step}; {good}")
 
 
 def _batches(config: Config, mesh, train_bytes):
@@ -247,46 +277,6 @@ def _batches(config: Config, mesh, train_bytes):
     return pipeline.to_device(dataset, sharding)
 
 
-def _on(window, function):
-    """Jitted, with the result where the window lies."""
-    return jax.jit(function, out_shardings=jax.tree.map(lambda x: x.sharding, window))
-
-
-class _StopSignal:
-    """Turns SIGTERM and the first Ctrl-C into a question that the loop asks.
-
-    With several processes all have to stop at the same step, which jax's
-    distributed service agrees upon; it listens for SIGTERM itself.
-    """
-
-    def __init__(self):
-        self._asked = False
-        self._previous = {}
-
-    def __enter__(self):
-        main = threading.current_thread() is threading.main_thread()
-        if main and jax.process_count() == 1:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._previous[number] = signal.signal(number, self._ask)
-        return self
-
-    def __exit__(self, *exception):
-        self._give_back()
-
-    def _ask(self, number, frame):
-        del frame
-        self._asked = True
-        self._give_back()
-        logging.warning("%s: saving, then stopping", signal.Signals(number).name)
-
-    def _give_back(self):
-        while self._previous:
-            number, handler = self._previous.popitem()
-            # None stands for a handler that Python did not install.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-    def requested(self, step: int) -> bool:
-        """Whether to stop after `step` updates."""
-        if jax.process_count() > 1:
-            return multihost_utils.reached_preemption_sync_point(step)
-        return self._asked
+def _on(tree, function):
+    """Jitted, with the result where the arrays of a tree lie."""
+    return jax.jit(function, out_shardings=jax.tree.map(lambda x: x.sharding, tree))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rope_jax.functional.distance import integers
-from rope_jax.functional.frequency_set import check_number, check_width
+from rope_jax.functional.frequency_set import check_count, check_number
 from rope_jax.functional.rotary import rope_angles
 
 ORDERS = ("interleaved", "concatenated")
@@ -62,7 +62,7 @@ def sinusoidal(
     Source: Vaswani et al. 2017, "Attention Is All You Need" (arXiv 1706.03762),
     section 3.5.
     """
-    dim = check_width("dim", dim, multiple=1)
+    dim = check_count("dim", dim)
     max_timescale = check_number("max_timescale", max_timescale, above=0.0)
     _check_choice("order", order, ORDERS)
     _check_choice("spacing", spacing, SPACINGS)
@@ -99,7 +99,7 @@ def integer_encoding(positions: jax.Array, dim: int) -> jax.Array:
     Source: the starting point of C. Fleetwood 2024, "You could have designed state of
     the art positional encoding" (huggingface.co/blog/designing-positional-encoding).
     """
-    dim = check_width("dim", dim, multiple=1)
+    dim = check_count("dim", dim)
     values = integers(positions, "positions").astype(jnp.float32)
     return jnp.broadcast_to(values[..., None], (*values.shape, dim))
 
@@ -126,7 +126,7 @@ def binary_encoding(positions: jax.Array, dim: int) -> jax.Array:
 
     Source: C. Fleetwood 2024, as in `integer_encoding`.
     """
-    dim = check_width("dim", dim, multiple=1)
+    dim = check_count("dim", dim)
     positions = integers(positions, "positions")[..., None]
     # Shifting by 32 or more is undefined; bit 31 of int32 is the sign, which repeats.
     channel = jnp.minimum(jnp.arange(dim, dtype=jnp.int32), 31)
@@ -170,7 +170,7 @@ def interpolate_table(table: jax.Array, length: int) -> jax.Array:
         raise ValueError(
             f"table must be floating point [L, D], got {table.dtype} {table.shape}"
         )
-    length = check_width("length", length, multiple=1)
+    length = check_count("length", length)
     # Whole numbers on the host: rows that fall on a row of the table copy it exactly.
     row, rest = np.divmod(np.arange(length) * (len(table) - 1), max(length - 1, 1))
     weight = jnp.asarray(rest / max(length - 1, 1), jnp.float32)[:, None]

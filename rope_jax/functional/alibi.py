@@ -5,11 +5,11 @@ and the query. Letters: T query time, S key time, N heads, K key heads, H head w
 """
 
 import math
+import numbers
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from rope_jax.functional.bias_channels import (
     EXTRA_CHANNELS,
@@ -17,7 +17,13 @@ from rope_jax.functional.bias_channels import (
     key_channels,
     query_channels,
 )
-from rope_jax.functional.distance import per_head, time_positions
+from rope_jax.functional.distance import (
+    distances,
+    per_head,
+    relative_positions,
+    time_positions,
+)
+from rope_jax.functional.frequency_set import check_count
 
 FORMS = ("symmetric", "causal", "split_heads")
 
@@ -46,11 +52,8 @@ def alibi_slopes(num_heads: int) -> np.ndarray:
     Source: Press et al. 2021, "Train Short, Test Long" (arXiv 2108.12409), section 3,
     and `get_slopes` in ofirpress/attention_with_linear_biases for other head counts.
     """
-    if isinstance(num_heads, bool) or not isinstance(num_heads, int | np.integer):
-        raise ValueError(f"num_heads must be an integer, got {num_heads!r}")
-    if num_heads < 1:
-        raise ValueError(f"num_heads must be at least 1, got {num_heads}")
-    power = 1 << (int(num_heads).bit_length() - 1)
+    num_heads = check_count("num_heads", num_heads)
+    power = 1 << (num_heads.bit_length() - 1)
     ladder = np.arange(1, power + 1) / power
     between = (2 * np.arange(num_heads - power) + 1) / (2 * power)
     return (2.0 ** (-8.0 * np.concatenate([ladder, between]))).astype(np.float32)
@@ -101,16 +104,12 @@ def alibi_bias(
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}; got {form!r}")
     slopes = _check_slopes(slopes)
-    query, key = _same_rank(
-        time_positions(query_positions, "query_positions")[..., :, None],
-        time_positions(key_positions, "key_positions")[..., None, :],
-    )
-    distance = jnp.where(query >= key, _minus(query, key), _minus(key, query))
-    distance = jnp.expand_dims(distance.astype(jnp.float32), -3)  # [..., 1, T, S]
+    distance = distances(query_positions, key_positions)[..., None, :, :]
     bias = -per_head(slopes, distance.ndim) * distance
     if form == "symmetric":
         return bias
-    back, ahead = (jnp.expand_dims(seen, -3) for seen in (key <= query, key >= query))
+    lag = relative_positions(query_positions, key_positions)[..., None, :, :]
+    back, ahead = lag <= 0, lag >= 0
     if form == "causal":
         return jnp.where(back, bias, -jnp.inf)
     num_heads = len(slopes)
@@ -129,7 +128,7 @@ def alibi_fold(
     query_positions: jax.Array,
     key_positions: jax.Array,
     *,
-    scale: float | jax.Array | None = None,
+    scale: float | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Fold the causal ALiBi bias into extra channels of query and key.
 
@@ -176,7 +175,7 @@ def alibi_fold(
 
     Raises:
       ValueError: when the head counts or widths do not fit, positions are not integers
-        or do not fit, or `scale` is not positive.
+        or do not fit, or `scale` is not a positive number.
 
     >>> q = k = jnp.zeros((3, 1, 8))
     >>> slopes, positions = np.float32([0.5]), jnp.arange(3) + 1_000_000_000
@@ -218,26 +217,8 @@ def _append(x: jax.Array, extra: jax.Array, name: str) -> jax.Array:
 
 def _age(newest: jax.Array, positions: jax.Array) -> jax.Array:
     """Positions from `positions` up to `newest`, int32, within 0 .. 2**24 - 1."""
-    newest, positions = _same_rank(newest, positions)
-    age = jnp.where(positions < newest, _minus(newest, positions), 0)
-    return jnp.minimum(age, MAX_DISTANCE).astype(jnp.int32)
-
-
-def _minus(larger: jax.Array, smaller: jax.Array) -> jax.Array:
-    """Difference of int32 positions as uint32, which holds it wherever they lie."""
-    return larger.astype(jnp.uint32) - smaller.astype(jnp.uint32)
-
-
-def _same_rank(query: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    rank = max(query.ndim, key.ndim)
-    query, key = (lax.expand_dims(x, range(rank - x.ndim)) for x in (query, key))
-    for wide, other in zip(query.shape, key.shape, strict=True):
-        if wide != other and 1 not in (wide, other):
-            raise ValueError(
-                "the leading axes of query_positions and key_positions must fit, got "
-                f"shapes {query.shape} and {key.shape}"
-            )
-    return query, key
+    lag = relative_positions(newest, positions)[..., 0, :]
+    return jnp.clip(-lag, 0, MAX_DISTANCE)
 
 
 def _check_slopes(slopes: jax.Array | np.ndarray) -> jax.Array:
@@ -247,13 +228,12 @@ def _check_slopes(slopes: jax.Array | np.ndarray) -> jax.Array:
     return slopes
 
 
-def _check_scale(scale: float | jax.Array | None, width: int) -> float | jax.Array:
+def _check_scale(scale: float | None, width: int) -> float:
     if scale is None:
         return width**-0.5
-    if isinstance(scale, jax.Array):
-        if scale.ndim:
-            raise ValueError(f"scale must be a scalar, got shape {scale.shape}")
-        return scale.astype(jnp.float32)
+    if not isinstance(scale, numbers.Real):
+        # The kernel needs the same number, and `attention` takes no array either.
+        raise ValueError(f"scale must be a number or None, got {scale!r}")
     if not (math.isfinite(scale) and scale > 0):
         raise ValueError(f"scale must be positive, got {scale}")
     return float(scale)

@@ -64,7 +64,8 @@ def attention(
         implementation: `"xla"`, one softmax over all the keys; `"chunked"`, queries in
             a few chunks, each of which leaves out the keys beyond it if positions are
             the indices; `"blockwise"`, a running softmax over blocks of keys, linear
-            memory forward and backward; `"auto"`, chosen by size and platform.
+            memory forward and backward, for one reverse-mode derivative only;
+            `"auto"`, chosen by size and platform.
 
     Returns:
         `[..., T, N, V]` in the type of `query`.
@@ -153,9 +154,9 @@ IMPLEMENTATIONS = MappingProxyType(
     {"xla": _whole, "chunked": _chunked, "blockwise": blockwise}
 )
 
-# "auto" goes by blocks beyond this many logits per head. On a CPU the matrix of logits
-# leaves the cache sooner, and then it costs more than computing it twice.
-_MOST_LOGITS_ON_CPU, _MOST_LOGITS = 512 * 512, 1024 * 1024
+# "auto" goes by blocks beyond this many logits per head. On a CPU the logits leave the
+# cache sooner, and then they cost more time to read back than to compute twice.
+_MOST_LOGITS_ON_CPU, _MOST_LOGITS = 384 * 384, 1024 * 1024
 
 
 def _implementation(name, request):

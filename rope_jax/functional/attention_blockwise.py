@@ -2,8 +2,8 @@
 
 The forward pass is Milakov & Gimelshein, "Online normalizer calculation for softmax"
 (2018), in the arrangement of Rabe & Staats, "Self-attention Does Not Need O(n^2)
-Memory" (2021); the backward pass recomputes each block's weights from the saved
-logarithm of the normalizer, as Dao et al., "FlashAttention" (2022), algorithm 4.
+Memory" (2021); the backward pass recomputes each block's weights from the saved peak
+and normalizer of each row, as Dao et al., "FlashAttention" (2022), algorithm 4.
 """
 
 import dataclasses
@@ -47,8 +47,8 @@ def blockwise(request: Request) -> jax.Array:
         return _forward(request, rows, columns)[0]
 
     def forward(request):
-        out, normalizer = _forward(request, rows, columns)
-        return out, (request, out, normalizer)
+        out, stats = _forward(request, rows, columns)
+        return out, (request, out, stats)
 
     def backward(saved, gradient):
         return (_backward(*saved, gradient, rows, columns),)
@@ -132,8 +132,10 @@ def _forward(request, rows, columns):
         peak, total, mixed = lax.fori_loop(0, count, key_block, start)
         empty = total == 0
         total = jnp.where(empty, 1, total)
-        normalizer = jnp.where(empty, 0, peak) + jnp.log(total)
-        return mixed / total, normalizer
+        # Apart, because one number, peak + log(total), loses the total where the
+        # peak is large, and with it the gradient's weights.
+        peak = jnp.where(empty, 0, peak)
+        return mixed / total, jnp.concatenate([peak, total], axis=-1)
 
     blocks = lax.map(query_block, jnp.arange(num_queries // rows))
     return jax.tree.map(_join_rows, blocks)
@@ -146,7 +148,7 @@ def _join_rows(blocks):
     return blocks.reshape(*heads, count * rows, width)
 
 
-def _backward(request, out, normalizer, gradient, rows, columns):
+def _backward(request, out, stats, gradient, rows, columns):
     """The gradient of every array of the request, as a request."""
     delta = (gradient * out).sum(-1, keepdims=True)
 
@@ -154,7 +156,7 @@ def _backward(request, out, normalizer, gradient, rows, columns):
         def key_block(j, carry):
             d_query, sums = carry
             block = queries.columns(j * columns, columns)
-            weights = jnp.exp(block.logits() - block_normalizer)
+            weights = jnp.exp(block.logits() - peak) / total
             d_weights = products(block_gradient, block.value)
             d_logits = weights * (d_weights - block_delta)
             d_products = d_logits * request.scale
@@ -170,9 +172,10 @@ def _backward(request, out, normalizer, gradient, rows, columns):
             return d_query + mix(d_products, block.key), sums
 
         queries = request.rows(i * rows, rows)
-        block_gradient, block_normalizer, block_delta = (
-            take(x, i * rows, rows, axis=-2) for x in (gradient, normalizer, delta)
+        block_gradient, block_stats, block_delta = (
+            take(x, i * rows, rows, axis=-2) for x in (gradient, stats, delta)
         )
+        peak, total = block_stats[..., :1], block_stats[..., 1:]
         d_query = jnp.zeros_like(queries.query, dtype=request.dtype)
         count = _key_blocks(request, i, rows, columns)
         d_query, sums = lax.fori_loop(0, count, key_block, (d_query, sums))

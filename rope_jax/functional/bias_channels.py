@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from rope_jax.functional.distance import to_rank
+
 MAX_DISTANCE = 2**24 - 1
 EXTRA_CHANNELS = 16
 _TERMS = 3
@@ -23,7 +25,7 @@ _ROW_UNIT = 2.0**15
 
 def query_channels(ratio: jax.Array, age: jax.Array) -> jax.Array:
     """Channels `[..., T, N, 16]` of queries of `age` `[..., T]`; `ratio` is `[N]`."""
-    ratio = lax.expand_dims(ratio, range(age.ndim))
+    ratio = to_rank(ratio, age.ndim + 1)
     row = ratio * age[..., None].astype(jnp.float32)
     channels = []
     for row_term, ratio_term in zip(_terms(row), _terms(ratio), strict=True):

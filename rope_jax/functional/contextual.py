@@ -10,7 +10,12 @@ width.
 import jax
 import jax.numpy as jnp
 
-from rope_jax.functional.distance import parameter, per_head, relative_positions
+from rope_jax.functional.distance import (
+    parameter,
+    per_head,
+    relative_positions,
+    to_rank,
+)
 from rope_jax.functional.forgetting import (
     RunningSum,
     accumulated_bias,
@@ -21,6 +26,7 @@ from rope_jax.functional.forgetting import (
     rows_at,
     running_sum,
 )
+from rope_jax.functional.frequency_set import check_count
 from rope_jax.functional.polar import init_pope, pope_key, pope_query
 
 __all__ = [
@@ -48,9 +54,23 @@ def init_cope(head_dim: int, *, num_positions: int = 64) -> dict[str, jax.Array]
 
     They are shared by the heads of one layer.
 
+    Args:
+      head_dim: H.
+      num_positions: P, at least 2; positions from P - 1 on share the last embedding.
+
+    Returns:
+      `{"embedding": [P, H]}`, float32.
+
+    Raises:
+      ValueError: if `head_dim` is not positive or `num_positions` is below 2.
+
     >>> init_cope(8, num_positions=4)["embedding"].shape
     (4, 8)
+
+    Source: Golovneva et al. 2024, CoPE (arXiv 2405.18719), the listing in the appendix.
     """
+    head_dim = check_count("head_dim", head_dim)
+    num_positions = check_count("num_positions", num_positions, at_least=2)
     return {"embedding": jnp.zeros((num_positions, head_dim), jnp.float32)}
 
 
@@ -95,12 +115,10 @@ def cope_positions(
     seen = relative_positions(query_positions, key_positions) <= 0
     if mask is not None:
         rank = max(seen.ndim, mask.ndim)
-        seen = jax.lax.expand_dims(seen, range(rank - seen.ndim))
-        seen &= jax.lax.expand_dims(mask, range(rank - mask.ndim))
+        seen = to_rank(seen, rank) & to_rank(mask, rank)
     seen = seen[..., None, :, :]
     rank = max(seen.ndim, logits.ndim)
-    seen = jax.lax.expand_dims(seen, range(rank - seen.ndim))
-    logits = jax.lax.expand_dims(logits, range(rank - logits.ndim))
+    seen, logits = to_rank(seen, rank), to_rank(logits, rank)
     gates = jnp.where(seen, jax.nn.sigmoid(logits.astype(jnp.float32)), 0.0)
     positions = jax.lax.cumsum(gates, axis=gates.ndim - 1, reverse=True)
     return positions if gates_after is None else positions + gates_after[..., None]
@@ -170,9 +188,24 @@ def init_dape(
     `kernel_in` `[2N, W]`, logits before biases; `bias_in` `[W]`; `kernel_out`
     `[W, N]`; `bias_out` `[N]`. Each layer has its own.
 
+    Args:
+      key: a JAX random key.
+      num_heads: N.
+      width: hidden width W.
+
+    Returns:
+      A dict of the four arrays named above, float32.
+
+    Raises:
+      ValueError: if `num_heads` or `width` is not positive.
+
     >>> init_dape(jax.random.key(0), 4)["kernel_in"].shape
     (8, 32)
+
+    Source: Zheng et al. 2024, DAPE (arXiv 2405.14722), and the code of its authors.
     """
+    num_heads = check_count("num_heads", num_heads)
+    width = check_count("width", width)
     keys = jax.random.split(key, 4)
     shapes = {
         "kernel_in": ((2 * num_heads, width), 2 * num_heads),
@@ -220,8 +253,7 @@ def dape_logits(
     kernel_in = parameter(params, "kernel_in", 2 * num_heads, width)
     logits, bias = logits.astype(jnp.float32), bias.astype(jnp.float32)
     rank = max(logits.ndim, bias.ndim)
-    logits = jax.lax.expand_dims(logits, range(rank - logits.ndim))
-    bias = jax.lax.expand_dims(bias, range(rank - bias.ndim))
+    logits, bias = to_rank(logits, rank), to_rank(bias, rank)
 
     def across_heads(x, kernel):
         return jnp.einsum(

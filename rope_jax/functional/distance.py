@@ -5,6 +5,7 @@ Letters: T query time, S key time, N heads.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 _LARGEST = 2**31 - 1
 
@@ -23,7 +24,8 @@ def relative_positions(
       int32 it is the largest number of its sign, +-(2**31 - 1).
 
     Raises:
-      ValueError: if positions are not integer arrays with a time axis.
+      ValueError: if positions are not integer arrays with a time axis, their leading
+        axes do not broadcast, or a host array leaves int32.
 
     >>> relative_positions(jnp.array([4, 5]), jnp.array([3, 4, 5]))
     Array([[-1,  0,  1],
@@ -50,7 +52,8 @@ def distances(query_positions: jax.Array, key_positions: jax.Array) -> jax.Array
       float32 `[..., T, S]`.
 
     Raises:
-      ValueError: if positions are not integer arrays with a time axis.
+      ValueError: if positions are not integer arrays with a time axis, their leading
+        axes do not broadcast, or a host array leaves int32.
 
     >>> distances(jnp.array([4]), jnp.array([1, 4, 6]))
     Array([[3., 0., 2.]], dtype=float32)
@@ -64,10 +67,18 @@ def distances(query_positions: jax.Array, key_positions: jax.Array) -> jax.Array
 
 def integers(x: jax.Array, name: str) -> jax.Array:
     """Return `x` as int32, or raise naming it."""
-    x = jnp.asarray(x)
+    if not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x)):
+        x = np.asarray(x)
+    elif not isinstance(x, jax.Array):
+        x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.integer):
         raise ValueError(f"{name} must be integers, got dtype {x.dtype}")
-    return x.astype(jnp.int32)
+    if isinstance(x, np.ndarray) and x.size:
+        # JAX would keep the lowest 32 bits and say nothing.
+        least, most = int(x.min()), int(x.max())
+        if least < -_LARGEST - 1 or most > _LARGEST:
+            raise ValueError(f"{name} must fit int32, got {least} to {most}")
+    return jnp.asarray(x, jnp.int32)
 
 
 def time_positions(x: jax.Array, name: str) -> jax.Array:
@@ -103,7 +114,16 @@ def parameter(params: dict[str, jax.Array], name: str, *shape: int | None) -> ja
 
 def per_head(x: jax.Array, rank: int) -> jax.Array:
     """`[N]` as `[..., N, 1, 1]` of `rank` axes, to meet a bias `[..., N, T, S]`."""
-    return jax.lax.expand_dims(x[:, None, None], range(rank - 3))
+    return to_rank(x[:, None, None], rank)
+
+
+def to_rank(x: jax.Array, rank: int) -> jax.Array:
+    """`x` with axes of 1 in front, up to `rank` of them in all.
+
+    >>> to_rank(jnp.ones((2, 3)), 4).shape
+    (1, 1, 2, 3)
+    """
+    return jax.lax.expand_dims(x, range(rank - x.ndim))
 
 
 @jax.custom_jvp
@@ -129,5 +149,11 @@ def _pairs(query_positions, key_positions):
     query = time_positions(query_positions, "query_positions")[..., :, None]
     key = time_positions(key_positions, "key_positions")[..., None, :]
     rank = max(query.ndim, key.ndim)
-    query = jax.lax.expand_dims(query, range(rank - query.ndim))
-    return query, jax.lax.expand_dims(key, range(rank - key.ndim))
+    query, key = to_rank(query, rank), to_rank(key, rank)
+    for size, other in zip(query.shape, key.shape, strict=True):
+        if size != other and 1 not in (size, other):
+            raise ValueError(
+                "the leading axes of query_positions and key_positions must fit, got "
+                f"shapes {query.shape} and {key.shape}"
+            )
+    return query, key

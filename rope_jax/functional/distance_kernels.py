@@ -14,7 +14,9 @@ from rope_jax.functional.distance import (
     parameter,
     per_head,
     time_positions,
+    to_rank,
 )
+from rope_jax.functional.frequency_set import check_count
 
 KERPLE_MIN = 1e-2
 KERPLE_MAX_POWER = 2.0
@@ -26,13 +28,28 @@ def init_kerple(
     """Uniform parameters of KERPLE: `{"r1": [N], "r2": [N]}`, float32.
 
     As the authors draw them: for "log" r1 in (0, 2) and r2 in (0, 1); for "power" the
-    slope r1 in (0, 1) and the exponent r2 in (0, 2). In their code one set serves all
-    the layers.
+    slope r1 in (0, 1) and the exponent r2 in (0, 2); then moved into range. Their
+    code passes one module, so one set, to every layer; a set for each layer works too.
+
+    Args:
+      key: a JAX random key.
+      num_heads: N.
+      kernel: "log" or "power".
+
+    Returns:
+      `{"r1": [N], "r2": [N]}`, float32, in the range of `kerple_clip`.
+
+    Raises:
+      ValueError: if `kernel` is neither or `num_heads` is not positive.
 
     >>> sorted(init_kerple(jax.random.key(0), 8))
     ['r1', 'r2']
+
+    Source: Chi et al. 2022, KERPLE (arXiv 2205.09921); github.com/chijames/KERPLE,
+      megatron/mpu/layers.py and megatron/model/gpt2_model.py.
     """
     _check_kernel(kernel)
+    num_heads = check_count("num_heads", num_heads)
     top1, top2 = (2.0, 1.0) if kernel == "log" else (1.0, 2.0)
     key1, key2 = jax.random.split(key)
     params = {
@@ -50,8 +67,21 @@ def kerple_clip(
     `kerple_bias` sees the parameters through this function. The authors also write
     the moved values back at every step; calling it after an update does the same.
 
+    Args:
+      params: `{"r1": [N], "r2": [N]}`.
+      kernel: "log" or "power"; only the power has an upper limit.
+
+    Returns:
+      `{"r1": [N], "r2": [N]}`, float32.
+
+    Raises:
+      ValueError: if `kernel` is neither, or a parameter is missing or not `[N]`.
+
     >>> kerple_clip({"r1": jnp.zeros(1), "r2": jnp.array([3.0])}, kernel="power")
     {'r1': Array([0.01], dtype=float32), 'r2': Array([2.], dtype=float32)}
+
+    Source: github.com/chijames/KERPLE, megatron/mpu/layers.py, the code of Chi et al.
+      2022 (arXiv 2205.09921).
     """
     _check_kernel(kernel)
     top = KERPLE_MAX_POWER if kernel == "power" else jnp.inf
@@ -115,9 +145,25 @@ def init_fire(
     the output `kernel_out` `[W, N]`, `bias_out` `[N]`. Both layers are uniform within
     1/sqrt(inputs) of zero.
 
+    Args:
+      key: a JAX random key.
+      num_heads: N.
+      width: hidden width W.
+      c: first value of the scalar c.
+
+    Returns:
+      A dict of the six arrays named above, float32; `length_multiplier` is 1.
+
+    Raises:
+      ValueError: if `num_heads` or `width` is not positive.
+
     >>> init_fire(jax.random.key(0), 4)["kernel_out"].shape
     (32, 4)
+
+    Source: Li et al. 2024, FIRE (arXiv 2310.04418), the authors' code in the appendix.
     """
+    num_heads = check_count("num_heads", num_heads)
+    width = check_count("width", width)
     keys = jax.random.split(key, 4)
     edge = width**-0.5
 
@@ -178,15 +224,14 @@ def fire_bias(
     width, num_heads = kernel.shape
     distance = distances(query_positions, key_positions)
     query = time_positions(query_positions, "query_positions").astype(jnp.float32)
-    query = jax.lax.expand_dims(query, range(distance.ndim - 1 - query.ndim))
+    query = to_rank(query, distance.ndim - 1)
     c = jnp.abs(parameter(params, "c"))
     threshold = jnp.abs(parameter(params, "length_multiplier") * length)
     limit = jnp.maximum(query, threshold)[..., None]
     x = (jnp.log1p(c * distance) / (jnp.log1p(c * limit) + eps))[..., None]
-    lead = range(x.ndim - 1)
     hidden = jax.nn.relu(
-        x * jax.lax.expand_dims(parameter(params, "kernel_in", width), lead)
-        + jax.lax.expand_dims(parameter(params, "bias_in", width), lead)
+        x * to_rank(parameter(params, "kernel_in", width), x.ndim)
+        + to_rank(parameter(params, "bias_in", width), x.ndim)
     )
     bias = jnp.einsum(
         "...tsw,wn->...nts", hidden, kernel, precision=jax.lax.Precision.HIGHEST

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rope_jax.functional.distance import parameter, time_positions
+from rope_jax.functional.distance import parameter, time_positions, to_rank
+from rope_jax.functional.frequency_set import check_count
 
 
 class RunningSum(NamedTuple):
@@ -23,6 +24,13 @@ class RunningSum(NamedTuple):
     such numbers, would be off by as much. `low` holds what `high` rounds away; the
     difference of two of them is exact to float32. As a pytree of two arrays it is
     sliced, cached and sharded like any other: `jax.tree.map(lambda c: c[:, a:b], c)`.
+
+    >>> sums = running_sum(jnp.array([[1e8], [1.0]]))
+    >>> sums.high.tolist(), sums.low.tolist()
+    ([[100000000.0], [100000000.0]], [[0.0], [1.0]])
+
+    Source: Dekker 1971, "A floating-point technique for extending the available
+    precision".
     """
 
     high: jax.Array
@@ -42,9 +50,26 @@ def init_fox(
     The authors start at bias 0, where a gate keeps half; x-transformers starts at 5,
     where it keeps 0.993. Each layer has its own.
 
+    Args:
+      key: a JAX random key.
+      model_dim: D.
+      num_heads: N.
+      bias: first value of every bias, before the sigmoid.
+      stddev: standard deviation of the kernel.
+
+    Returns:
+      `{"kernel": [D, N], "bias": [N]}`, float32.
+
+    Raises:
+      ValueError: if a size is not positive.
+
     >>> init_fox(jax.random.key(0), 16, 4)["kernel"].shape
     (16, 4)
+
+    Source: Lin et al. 2025, the forgetting transformer (arXiv 2503.02130), section 3.
     """
+    model_dim = check_count("model_dim", model_dim)
+    num_heads = check_count("num_heads", num_heads)
     kernel = jax.random.normal(key, (model_dim, num_heads), jnp.float32)
     return {
         "kernel": stddev * kernel,
@@ -57,8 +82,22 @@ def init_cable(
 ) -> dict[str, jax.Array]:
     """Projection of CABLE: `{"kernel": [D, N], "bias": [N]}`, float32, bias zero.
 
+    Args:
+      key: a JAX random key.
+      model_dim: D.
+      num_heads: N.
+      stddev: standard deviation of the kernel.
+
+    Returns:
+      `{"kernel": [D, N], "bias": [N]}`, float32.
+
+    Raises:
+      ValueError: if a size is not positive.
+
     >>> init_cable(jax.random.key(0), 16, 4)["bias"].shape
     (4,)
+
+    Source: Veisi et al. 2025, CABLE (arXiv 2503.08067), and the code of its authors.
     """
     return init_fox(key, model_dim, num_heads, stddev=stddev)
 
@@ -136,13 +175,14 @@ def accumulated_bias(query_sums: RunningSum, key_sums: RunningSum) -> jax.Array:
     >>> last = jax.tree.map(lambda c: c[2:], sums)
     >>> accumulated_bias(last, sums)
     Array([[[-6., -4.,  0.]]], dtype=float32)
+
+    Source: Lin et al. 2025 (arXiv 2503.02130), section 3, the matrix D.
     """
 
     def difference(query, key):
         query, key = jnp.swapaxes(query, -1, -2), jnp.swapaxes(key, -1, -2)
         rank = max(query.ndim, key.ndim)
-        query = jax.lax.expand_dims(query, range(rank - query.ndim))
-        key = jax.lax.expand_dims(key, range(rank - key.ndim))
+        query, key = to_rank(query, rank), to_rank(key, rank)
         return query[..., :, None] - key[..., None, :]
 
     high = difference(query_sums.high, key_sums.high)
@@ -169,6 +209,8 @@ def rows_at(sums: RunningSum, index: jax.Array) -> RunningSum:
 
     >>> rows_at(running_sum(jnp.ones((3, 1))), jnp.array([2, 0])).high[:, 0]
     Array([3., 1.], dtype=float32)
+
+    Source: this library's; the sums are those of `fox_sums` and `cable_sums`.
     """
     index = time_positions(index, "index")
 
@@ -196,6 +238,9 @@ def running_sum(x: jax.Array, initial: RunningSum | None = None) -> RunningSum:
     >>> sums = running_sum(jnp.array([[1e8], [1.0], [-1e8]]))
     >>> (sums.high + sums.low)[:, 0]
     Array([1.e+08, 1.e+08, 1.e+00], dtype=float32)
+
+    Source: the scan of Hillis and Steele 1986, "Data parallel algorithms", over the
+    two-term sums that `RunningSum` names.
     """
     if x.ndim < 2:
         raise ValueError(f"x must be [..., T, N], got shape {x.shape}")
@@ -250,4 +295,4 @@ def _project(params, x):
         kernel,
         precision=jax.lax.Precision.HIGHEST,
     )
-    return z + jax.lax.expand_dims(bias, range(z.ndim - 1))
+    return z + to_rank(bias, z.ndim)

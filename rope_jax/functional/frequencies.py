@@ -9,7 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rope_jax.functional.frequency_bands import llama3, ntk_by_parts, yarn
+from rope_jax.functional.frequency_bands import (
+    llama3,
+    ntk_by_parts,
+    yarn,
+    yarn_magnitude,
+)
 from rope_jax.functional.frequency_lengths import dynamic_ntk, longrope
 from rope_jax.functional.frequency_set import (
     Frequencies,
@@ -32,6 +37,7 @@ __all__ = [
     "ntk_by_parts",
     "proportional",
     "yarn",
+    "yarn_magnitude",
 ]
 
 

@@ -10,13 +10,12 @@ import math
 import numpy as np
 
 from rope_jax.functional.frequency_set import (
+    ORIGINAL,
     Frequencies,
     check_number,
     check_width,
     ladder,
 )
-
-_ORIGINAL = "original_max_position_embeddings"
 
 
 def _ramp(low: float, high: float, pairs: int) -> np.ndarray:
@@ -101,7 +100,7 @@ def ntk_by_parts(
     check_number("dim", dim, at_least=4)
     theta = check_number("theta", theta, above=1)
     factor = check_number("factor", factor, at_least=1)
-    length = check_number(_ORIGINAL, original_max_position_embeddings, at_least=1)
+    length = check_number(ORIGINAL, original_max_position_embeddings, at_least=1)
     _check_turns(("beta[0]", "beta[1]"), *beta)
     _check_turns(("gamma[0]", "gamma[1]"), *gamma)
     for name, share in [
@@ -119,8 +118,26 @@ def ntk_by_parts(
     return Frequencies(slowed * (1 - plain_share) + plain * plain_share)
 
 
-def _magnitude(factor: float, mscale: float = 1.0) -> float:
-    """Return g(s, m) = 0.1 m ln s + 1, and 1 without extension (YaRN, eq. 22)."""
+def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:
+    """Return the magnitude of YaRN, g(s, m) = 0.1 m ln s + 1, and 1 for s <= 1.
+
+    Args:
+      factor: extension factor s.
+      mscale: weight m; 1 in the paper, a key of DeepSeek's configs.
+
+    Returns:
+      The factor on cosine and sine, without unit.
+
+    Raises:
+      ValueError: when an argument is not finite.
+
+    >>> round(yarn_magnitude(16), 9), yarn_magnitude(16, 0.0), yarn_magnitude(0.5)
+    (1.277258872, 1.0, 1.0)
+
+    Source: Peng et al. 2023, "YaRN" (arXiv 2309.00071), eq. 22.
+    """
+    factor = check_number("factor", factor)
+    mscale = check_number("mscale", mscale)
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
@@ -184,18 +201,17 @@ def yarn(
     dim = check_width("dim", dim)
     theta = check_number("theta", theta, above=1)
     factor = check_number("factor", factor, at_least=1)
-    length = check_number(_ORIGINAL, original_max_position_embeddings, at_least=1)
+    length = check_number(ORIGINAL, original_max_position_embeddings, at_least=1)
     _check_turns(("beta_fast", "beta_slow"), beta_fast, beta_slow)
     ramp = _band(
         beta_fast, beta_slow, dim=dim, theta=theta, length=length, truncate=truncate
     )
     plain = ladder(dim, theta)
     if attention_factor is None:
-        attention_factor = _magnitude(factor)
+        attention_factor = yarn_magnitude(factor)
         if mscale and mscale_all_dim:
-            attention_factor = _magnitude(factor, mscale) / _magnitude(
-                factor, mscale_all_dim
-            )
+            attention_factor = yarn_magnitude(factor, mscale)
+            attention_factor /= yarn_magnitude(factor, mscale_all_dim)
     return Frequencies(plain / factor * ramp + plain * (1 - ramp), attention_factor)
 
 
@@ -241,7 +257,7 @@ def llama3(
     """
     plain = ladder(dim, theta)
     factor = check_number("factor", factor, at_least=1)
-    length = check_number(_ORIGINAL, original_max_position_embeddings, at_least=1)
+    length = check_number(ORIGINAL, original_max_position_embeddings, at_least=1)
     low = check_number("low_freq_factor", low_freq_factor, above=0)
     high = check_number("high_freq_factor", high_freq_factor, above=0)
     if high < low:

@@ -14,13 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from rope_jax.functional.frequency_set import (
+    ORIGINAL,
     Frequencies,
     check_number,
     check_width,
     ladder,
 )
-
-_ORIGINAL = "original_max_position_embeddings"
 
 
 def _check_length(seq_len: int | jax.Array) -> int | float | jax.Array:
@@ -145,14 +144,14 @@ def longrope(
     factor as in github.com/microsoft/LongRoPE and the Phi-3 checkpoints.
     """
     plain = ladder(dim, theta)
-    length = check_number(_ORIGINAL, original_max_position_embeddings, at_least=1)
+    length = check_number(ORIGINAL, original_max_position_embeddings, at_least=1)
     short = _divisors("short_factor", short_factor, plain)
     long = _divisors("long_factor", long_factor, plain)
     if attention_factor is None:
         extension = _extension(factor, max_position_embeddings, length)
         attention_factor = 1.0
         if extension > 1:
-            check_number(_ORIGINAL, length, above=1)
+            check_number(ORIGINAL, length, above=1)
             attention_factor = math.sqrt(1 + math.log(extension) / math.log(length))
     elif factor is not None or max_position_embeddings is not None:
         _extension(factor, max_position_embeddings, length)
@@ -202,7 +201,7 @@ def _extension(
     factor = check_number("factor", factor, at_least=1)
     if ratio is not None and not math.isclose(factor, ratio, rel_tol=1e-6):
         raise ValueError(
-            f"factor must agree with max_position_embeddings / {_ORIGINAL} = {ratio}, "
+            f"factor must agree with max_position_embeddings / {ORIGINAL} = {ratio}, "
             f"got {factor}"
         )
     return factor

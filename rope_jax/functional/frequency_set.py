@@ -13,6 +13,18 @@ from typing import Any
 import jax
 import numpy as np
 
+# The key of config.json that several formulas and their messages name.
+ORIGINAL = "original_max_position_embeddings"
+
+
+def check_count(name: str, value: int, *, at_least: int = 1) -> int:
+    """Return `value` as an int, or raise naming it unless it is a large enough one."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ValueError(f"{name} must be an integer, got {value!r}")
+    if value < at_least:
+        raise ValueError(f"{name} must be at least {at_least}, got {value}")
+    return int(value)
+
 
 def check_width(name: str, width: int, *, multiple: int = 2) -> int:
     """Return `width` as an int, or raise naming it unless a multiple of `multiple`."""

@@ -1,7 +1,6 @@
 """From a checkpoint's config.json to the rotation its weights were trained with."""
 
 import dataclasses
-import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +8,13 @@ from typing import Any
 import jax
 
 from rope_jax.functional.frequencies import Frequencies
-from rope_jax.functional.huggingface_blocks import block_of, nested_blocks
+from rope_jax.functional.frequency_bands import yarn_magnitude
+from rope_jax.functional.frequency_set import ORIGINAL
+from rope_jax.functional.huggingface_blocks import (
+    QUERY_SCALING,
+    block_of,
+    nested_blocks,
+)
 from rope_jax.functional.huggingface_build import build_frequencies
 from rope_jax.functional.huggingface_config import (
     SHARE,
@@ -49,10 +54,21 @@ class RopeSpec:
       softmax_scale_factor: multiply the softmax scale by this. Other than 1 only in
         latent attention with YaRN's `mscale_all_dim`, where it is
         (0.1 * mscale_all_dim * ln(factor) + 1) ** 2.
+      query_scaling_beta: b of `llama_4_scaling_beta` (Ministral 3), 0 elsewhere. Where
+        it is not 0, multiply each rotated query at position p by
+        1 + b * ln(1 + floor(p / query_scaling_length)); keys stay as they are.
+      query_scaling_length: original context length for it in positions, or None.
       sections: M-RoPE pairs per axis (time, height, width) for `multi_axis_angles`, or
         None; with equal positions on all axes they change nothing.
       section_style: "chunked" or "interleaved", or None where the config does not
         determine it.
+
+    >>> spec = RopeSpec(Frequencies([1.0, 0.01]), layout="half", rotary_dim=4)
+    >>> spec.rotary_start, spec.softmax_scale_factor, spec.query_scaling_beta
+    (0, 1.0, 0.0)
+
+    Source: the attention classes of transformers 5.24.0; query scaling as in
+    `get_llama_4_attn_scale` of its Ministral 3.
     """
 
     frequencies: Frequencies
@@ -61,6 +77,8 @@ class RopeSpec:
     rotary_start: int = 0
     rope_type: str = "default"
     softmax_scale_factor: float = 1.0
+    query_scaling_beta: float = 0.0
+    query_scaling_length: float | None = None
     sections: tuple[int, ...] | None = None
     section_style: str | None = None
 
@@ -168,7 +186,8 @@ def _spec(config: Mapping, family: Family, settings: dict, seq_len: Any) -> Rope
     scale = 1.0
     if config.get("qk_rope_head_dim") is not None and settings["rope_type"] == "yarn":
         mscale = settings.get("mscale_all_dim") or 0.0
-        scale = (0.1 * mscale * math.log(settings["factor"]) + 1.0) ** 2
+        scale = yarn_magnitude(settings["factor"], mscale) ** 2
+    beta = number(QUERY_SCALING, settings.get(QUERY_SCALING, 0.0))
     return RopeSpec(
         frequencies=frequencies,
         layout=_layout(config, family),
@@ -176,6 +195,8 @@ def _spec(config: Mapping, family: Family, settings: dict, seq_len: Any) -> Rope
         rotary_start=settings["start"],
         rope_type=settings["rope_type"],
         softmax_scale_factor=scale,
+        query_scaling_beta=beta,
+        query_scaling_length=settings[ORIGINAL] if beta else None,
         sections=sections,
         section_style=style,
     )

@@ -8,6 +8,7 @@ version 5 on), flat or one per layer type. Here it is checked and brought into o
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rope_jax.functional.frequency_set import ORIGINAL
 from rope_jax.functional.huggingface_config import (
     LAYER_TYPES,
     THETA,
@@ -18,9 +19,10 @@ from rope_jax.functional.huggingface_config import (
 )
 from rope_jax.functional.huggingface_families import SLIDING, Family
 
-# Keys of a rope block that do not touch the rotation. `finetuned` is a remark;
-# `llama_4_scaling_beta` scales the queries of Ministral by position, not their angle.
-IGNORED_KEYS = frozenset({"finetuned", "llama_4_scaling_beta"})
+# Keys of a rope block that touch nothing: `finetuned` is a remark.
+IGNORED_KEYS = frozenset({"finetuned"})
+# Scales the queries of Ministral 3 by position; it needs the original length.
+QUERY_SCALING = "llama_4_scaling_beta"
 # HunYuan's blocks carry a whole YaRN parameter set beside `alpha`, which alone acts.
 IGNORED_BESIDE_ALPHA = frozenset(
     {"factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
@@ -37,6 +39,7 @@ _SHARED_KEYS = frozenset(
         "mrope_interleaved",
         "interleaved",
         "max_position_embeddings",
+        QUERY_SCALING,
     }
 )
 # rope type -> keys it must have, keys it may have.
@@ -179,20 +182,21 @@ def _checked(
     block.pop("type", None)
     if rope_type == "dynamic" and "alpha" in block:
         rope_type = "ntk_alpha"
-    original = "original_max_position_embeddings"
     required, optional = ROPE_TYPES[rope_type]
-    if original in required:
-        given = agree(original, block.get(original), config.get(original))
-        block.update({} if given is None else {original: given})
+    if ORIGINAL in required:
+        given = agree(ORIGINAL, block.get(ORIGINAL), config.get(ORIGINAL))
+        block.update({} if given is None else {ORIGINAL: given})
     longest = agree(
         "max_position_embeddings",
         block.pop("max_position_embeddings", None),
         config.get("max_position_embeddings"),
     )
     if rope_type == "dynamic":  # here the longest position is the original length
-        agree(original, longest, config.get(original))
-    if stretched and longest is not None and original in block:
-        block["factor"] = longest / block[original]
+        agree(ORIGINAL, longest, config.get(ORIGINAL))
+    if number(QUERY_SCALING, block.get(QUERY_SCALING, 0)) and ORIGINAL not in block:
+        raise ValueError(f"{QUERY_SCALING} needs {ORIGINAL}, got {block}")
+    if stretched and longest is not None and ORIGINAL in block:
+        block["factor"] = longest / block[ORIGINAL]
     base = _theta(config, family, block, rope_type, layer_type)
     if base is not None:
         block["rope_theta"] = number("rope_theta", base)

@@ -6,9 +6,8 @@ import numpy as np
 
 from rope_jax.functional import frequencies as builders
 from rope_jax.functional.frequencies import Frequencies
+from rope_jax.functional.frequency_set import ORIGINAL
 from rope_jax.functional.huggingface_config import flag, number, whole
-
-_ORIGINAL = "original_max_position_embeddings"
 
 
 def build_frequencies(settings: dict, seq_len: int | jax.Array | None) -> Frequencies:
@@ -33,7 +32,7 @@ def build_frequencies(settings: dict, seq_len: int | jax.Array | None) -> Freque
             **_numbers(settings, "factor"),
         )
     if rope_type == "llama3":
-        names = ("factor", "low_freq_factor", "high_freq_factor", _ORIGINAL)
+        names = ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL)
         return builders.llama3(dim, theta=theta, **_numbers(settings, *names))
     if rope_type == "proportional":
         share = settings["proportion"]
@@ -45,7 +44,7 @@ def build_frequencies(settings: dict, seq_len: int | jax.Array | None) -> Freque
         )
     if rope_type == "yarn":
         truncate = flag("truncate", settings.get("truncate"))
-        names = ("factor", _ORIGINAL, "attention_factor", "beta_fast", "beta_slow")
+        names = ("factor", ORIGINAL, "attention_factor", "beta_fast", "beta_slow")
         names += ("mscale", "mscale_all_dim")
         return builders.yarn(
             dim,
@@ -65,7 +64,7 @@ def _longrope(
     dim: int, theta: float, settings: dict, seq_len: int | jax.Array | None
 ) -> Frequencies:
     """Build LongRoPE frequencies; Phi-3.5-MoE names a factor for either length."""
-    options = _numbers(settings, "factor", "attention_factor", _ORIGINAL)
+    options = _numbers(settings, "factor", "attention_factor", ORIGINAL)
     mscales = _numbers(settings, "short_mscale", "long_mscale")
     if mscales:
         if len(mscales) == 1 or "attention_factor" in options:
@@ -88,9 +87,9 @@ def _longrope(
         return frequencies
     short, long = mscales["short_mscale"], mscales["long_mscale"]
     if isinstance(seq_len, jax.Array):
-        mscale = jnp.where(seq_len > options[_ORIGINAL], long, short)
+        mscale = jnp.where(seq_len > options[ORIGINAL], long, short)
     else:
-        mscale = long if (seq_len or 0) > options[_ORIGINAL] else short
+        mscale = long if (seq_len or 0) > options[ORIGINAL] else short
     return Frequencies(frequencies.inv_freq, mscale)
 
 

@@ -7,7 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from rope_jax.functional import frequencies as builders
-from rope_jax.functional.distance import clip_forward, parameter, time_positions
+from rope_jax.functional.distance import (
+    clip_forward,
+    parameter,
+    time_positions,
+    to_rank,
+)
+from rope_jax.functional.frequency_set import check_count
 from rope_jax.functional.rotary import rope_angles
 
 
@@ -18,10 +24,23 @@ def init_pope(
 
     Zero, or uniform over the range where a `key` is given. N counts key heads.
 
+    Args:
+      num_heads: key heads N.
+      head_dim: H.
+      key: a JAX random key, or None for zeros.
+
+    Returns:
+      `{"phase": [N, H]}`, float32, radians.
+
+    Raises:
+      ValueError: if a size is not positive.
+
     >>> init_pope(2, 8)["phase"].shape
     (2, 8)
+
+    Source: Gopalakrishnan et al. 2025, PoPE (arXiv 2509.10534), section 3.
     """
-    shape = (num_heads, head_dim)
+    shape = (check_count("num_heads", num_heads), check_count("head_dim", head_dim))
     if key is None:
         return {"phase": jnp.zeros(shape, jnp.float32)}
     return {"phase": jax.random.uniform(key, shape, jnp.float32, -2 * jnp.pi, 0.0)}
@@ -104,10 +123,9 @@ def _polar(x, positions, frequencies, phase):
             f"{frequencies.inv_freq.shape}"
         )
     angles = rope_angles(time_positions(positions, "positions"), frequencies.inv_freq)
-    angles = jax.lax.expand_dims(angles, range(x.ndim - 1 - angles.ndim))
-    angles = angles[..., None, :]
+    angles = to_rank(angles[..., None, :], x.ndim)
     if phase is not None:
-        angles = angles + jax.lax.expand_dims(phase, range(angles.ndim - 2))
+        angles = angles + to_rank(phase, angles.ndim)
     magnitude = frequencies.attention_factor * jax.nn.softplus(x.astype(jnp.float32))
     features = [magnitude * jnp.cos(angles), magnitude * jnp.sin(angles)]
     return jnp.concatenate(features, axis=-1).astype(x.dtype)

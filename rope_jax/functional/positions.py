@@ -8,10 +8,10 @@ import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from rope_jax.functional.distance import relative_positions, time_positions
+from rope_jax.functional.frequency_set import check_count
 
 
 def positions_from_segments(segment_ids: jax.Array) -> jax.Array:
@@ -31,6 +31,9 @@ def positions_from_segments(segment_ids: jax.Array) -> jax.Array:
 
     >>> positions_from_segments(jnp.array([1, 1, 1, 2, 2, 3, 0]))
     Array([0, 1, 2, 0, 1, 0, 0], dtype=int32)
+
+    Source: packing several sequences into a row is as in Raffel et al. 2020, T5 (arXiv
+    1910.10683), section 3.1.2; the count is this library's.
     """
     segment_ids = jnp.asarray(segment_ids)
     if jnp.issubdtype(segment_ids.dtype, jnp.inexact) or segment_ids.ndim < 1:
@@ -65,6 +68,9 @@ def positions_from_mask(mask: jax.Array) -> jax.Array:
     >>> positions_from_mask(jnp.array([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]))
     Array([[0, 0, 0, 1, 2],
            [0, 1, 2, 3, 4]], dtype=int32)
+
+    Source: the cumulative count by which Hugging Face transformers numbers left-padded
+    batches; there padding itself gets a fixed 1.
     """
     mask = jnp.asarray(mask)
     if mask.ndim < 1:
@@ -98,8 +104,8 @@ def random_positions(key: jax.Array, length: int, max_length: int) -> jax.Array:
     Source: Ruoss et al. 2023, "Randomized Positional Encodings Boost Length
     Generalization of Transformers" (arXiv 2305.16843), section 3.
     """
-    length = _at_least("length", length, 1)
-    max_length = _at_least("max_length", max_length, length)
+    length = check_count("length", length)
+    max_length = check_count("max_length", max_length, at_least=length)
     return jnp.sort(
         jax.random.permutation(key, jnp.arange(max_length, dtype=jnp.int32))[:length]
     )
@@ -119,10 +125,13 @@ def grid_positions(*shape: int) -> jax.Array:
 
     >>> grid_positions(2, 2).tolist()
     [[0, 0], [0, 1], [1, 0], [1, 1]]
+
+    Source: the raster order of patches in Dosovitskiy et al. 2021, ViT (arXiv
+    2010.11929), appendix D.4.
     """
     if not shape:
         raise ValueError("shape must have at least one axis, got none")
-    shape = tuple(_at_least("shape", size, 1) for size in shape)
+    shape = tuple(check_count("shape", size) for size in shape)
     axes = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in range(len(shape)))
     return jnp.stack([axis.reshape(math.prod(shape)) for axis in axes], axis=-1)
 
@@ -148,9 +157,12 @@ def zigzag_positions(length: int, num_shards: int) -> jax.Array:
 
     >>> zigzag_positions(8, 2).tolist()
     [0, 1, 6, 7, 2, 3, 4, 5]
+
+    Source: Llama Team 2024, "The Llama 3 Herd of Models" (arXiv 2407.21783), section
+    3.3.2, context parallelism; github.com/zhuzilin/ring-flash-attention names it.
     """
-    num_shards = _at_least("num_shards", num_shards, 1)
-    length = _at_least("length", length, 1)
+    num_shards = check_count("num_shards", num_shards)
+    length = check_count("length", length)
     if length % (2 * num_shards):
         raise ValueError(
             f"length must be a multiple of 2 * num_shards = {2 * num_shards}, got "
@@ -190,7 +202,7 @@ def rerope_distances(
     Source: Su 2023, "Rectified Rotary Position Embeddings"
     (github.com/bojone/rerope).
     """
-    window = _at_least("window", window, 1)
+    window = check_count("window", window)
     distance = -relative_positions(query_positions, key_positions)
     return jnp.clip(distance, -window, window)
 
@@ -234,18 +246,10 @@ def self_extend_distances(
     Source: Jin et al. 2024, "LLM Maybe LongLM: Self-Extend LLM Context Window Without
     Tuning" (arXiv 2401.01325), section 3 and algorithm 1.
     """
-    window = _at_least("window", window, 1)
-    group_size = _at_least("group_size", group_size, 1)
+    window = check_count("window", window)
+    group_size = check_count("group_size", group_size)
     query = time_positions(query_positions, "query_positions")
     key = time_positions(key_positions, "key_positions")
     near = -relative_positions(query, key)
     grouped = -relative_positions(query // group_size, key // group_size)
     return jnp.where(near < window, near, grouped + window - window // group_size)
-
-
-def _at_least(name: str, value: int, bound: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise ValueError(f"{name} must be an integer, got {value!r}")
-    if value < bound:
-        raise ValueError(f"{name} must be at least {bound}, got {value}")
-    return int(value)

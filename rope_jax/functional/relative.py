@@ -1,5 +1,8 @@
 """Attention biases of the relative distance: T5 and Sandwich; KERPLE, FIRE and Shaw.
 
+The encodings that also read the data (CoPE, DAPE, PoPE, the forget gate, CABLE) can be
+imported from here too.
+
 Each is a pure function of (params, query positions, key positions). Only the rows and
 columns that were asked for are computed, so that attention can call a bias block by
 block and never hold the whole T x S matrix. Biases are float32 and are added to logits
@@ -15,6 +18,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from rope_jax.functional import frequencies
+from rope_jax.functional.contextual import (
+    RunningSum,
+    accumulated_bias,
+    cable_sums,
+    cope_bias,
+    cope_positions,
+    dape_logits,
+    fox_sums,
+    init_cable,
+    init_cope,
+    init_dape,
+    init_fox,
+    init_pope,
+    pope_key,
+    pope_query,
+    rows_at,
+    running_sum,
+)
 from rope_jax.functional.distance import (
     integers,
     parameter,
@@ -29,18 +50,35 @@ from rope_jax.functional.distance_kernels import (
     kerple_bias,
     kerple_clip,
 )
+from rope_jax.functional.frequency_set import check_count
 from rope_jax.functional.rotary import rope_angles
 from rope_jax.functional.shaw import init_shaw, shaw_logits, shaw_values
 
 __all__ = [
+    "RunningSum",
+    "accumulated_bias",
+    "cable_sums",
+    "cope_bias",
+    "cope_positions",
+    "dape_logits",
     "fire_bias",
+    "fox_sums",
+    "init_cable",
+    "init_cope",
+    "init_dape",
     "init_fire",
+    "init_fox",
     "init_kerple",
+    "init_pope",
     "init_shaw",
     "init_t5",
     "kerple_bias",
     "kerple_clip",
+    "pope_key",
+    "pope_query",
     "relative_positions",
+    "rows_at",
+    "running_sum",
     "sandwich_bias",
     "shaw_logits",
     "shaw_values",
@@ -114,9 +152,26 @@ def init_t5(
     The layout is that of `relative_attention_bias.weight` in published checkpoints,
     where one table serves all the layers.
 
+    Args:
+      key: a JAX random key.
+      num_heads: N.
+      num_buckets: rows of the table, at least 2.
+      stddev: standard deviation of the entries.
+
+    Returns:
+      `{"embedding": [num_buckets, N]}`, float32.
+
+    Raises:
+      ValueError: if `num_heads` is not positive or `num_buckets` is below 2.
+
     >>> init_t5(jax.random.key(0), 4)["embedding"].shape
     (32, 4)
+
+    Source: Raffel et al. 2020, T5 (arXiv 1910.10683), section 2.1; the
+      standard deviation is this library's.
     """
+    num_heads = check_count("num_heads", num_heads)
+    num_buckets = check_count("num_buckets", num_buckets, at_least=2)
     table = jax.random.normal(key, (num_buckets, num_heads), jnp.float32)
     return {"embedding": stddev * table}
 
@@ -199,8 +254,7 @@ def sandwich_bias(
 
     Source: Chi et al. 2023, Sandwich (arXiv 2212.10356), section 6 and appendix E.
     """
-    if num_heads < 1:
-        raise ValueError(f"num_heads must be positive, got {num_heads}")
+    num_heads = check_count("num_heads", num_heads)
     inv_freq = frequencies.default(dim, theta=theta).inv_freq
 
     def embedding(positions, name):

@@ -7,7 +7,8 @@ C = 2k + 1 clipped distances.
 import jax
 import jax.numpy as jnp
 
-from rope_jax.functional.distance import parameter, relative_positions
+from rope_jax.functional.distance import parameter, relative_positions, to_rank
+from rope_jax.functional.frequency_set import check_count
 
 
 def init_shaw(
@@ -23,14 +24,28 @@ def init_shaw(
     given, with standard deviation H**-0.5. Row r belongs to key - query = r - k. The
     paper keeps one pair in each layer.
 
+    Args:
+      key: a JAX random key.
+      head_dim: H.
+      max_distance: the clipping distance k, in positions.
+      num_heads: N, for embeddings of each head's own; None shares them.
+
+    Returns:
+      `{"key": [2k+1, H], "value": [2k+1, H]}`, with N in front where given, float32.
+
+    Raises:
+      ValueError: if a size is not positive.
+
     >>> init_shaw(jax.random.key(0), 8, max_distance=2)["value"].shape
     (5, 8)
+
+    Source: Shaw et al. 2018 (arXiv 1803.02155), section 3.2.
     """
-    if max_distance < 1:
-        raise ValueError(f"max_distance must be at least 1, got {max_distance}")
+    head_dim = check_count("head_dim", head_dim)
+    max_distance = check_count("max_distance", max_distance)
     shape = (2 * max_distance + 1, head_dim)
     if num_heads is not None:
-        shape = (num_heads, *shape)
+        shape = (check_count("num_heads", num_heads), *shape)
     keys = jax.random.split(key)
     return {
         name: head_dim**-0.5 * jax.random.normal(k, shape, jnp.float32)
@@ -84,8 +99,7 @@ def shaw_logits(
     )
     rows = _rows(query_positions, key_positions, table)[..., None, :, :]
     rank = max(rows.ndim, products.ndim)
-    rows = jax.lax.expand_dims(rows, range(rank - rows.ndim))
-    products = jax.lax.expand_dims(products, range(rank - products.ndim))
+    rows, products = to_rank(rows, rank), to_rank(products, rank)
     return jnp.take_along_axis(products, rows, axis=-1, mode="promise_in_bounds")
 
 

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rope_jax.functional.angles import check_positions, check_positions_fit
+from rope_jax.functional.angles import check_positions_fit
+from rope_jax.functional.distance import integers, to_rank
 from rope_jax.functional.frequency_set import check_number, check_width
 from rope_jax.functional.layouts import (
     check_array,
@@ -21,21 +22,16 @@ from rope_jax.functional.layouts import (
 # Factors stay within 2**-120 .. 2**120: finite in float32 and bfloat16, and a pair that
 # reaches the limit adds nothing to a score that the other pairs do not drown.
 _MAX_OCTAVES = 120.0
+# With less, the fastest pair would reach the limit within one position.
+_MIN_BASE = 2.0**-6
 
 
 def _octaves(dim: int, scale_base: float) -> np.ndarray:
     """Return log2(zeta_i) / scale_base [dim/2], the decay of each pair per position."""
     dim = check_width("dim", dim)
-    scale_base = check_number("scale_base", scale_base, above=0)
+    scale_base = check_number("scale_base", scale_base, at_least=_MIN_BASE)
     zeta = (np.arange(0, dim, 2) + 0.4 * dim) / (1.4 * dim)
     return np.log2(zeta) / scale_base
-
-
-def _integers(positions: jax.Array, name: str) -> jax.Array:
-    positions = check_positions(positions, name=name)
-    if not jnp.issubdtype(positions.dtype, jnp.integer):
-        raise ValueError(f"{name} must be integers, got dtype {positions.dtype}")
-    return jnp.asarray(positions, jnp.int32)
 
 
 def _decay(distance: jax.Array, octaves: np.ndarray) -> jax.Array:
@@ -45,13 +41,42 @@ def _decay(distance: jax.Array, octaves: np.ndarray) -> jax.Array:
     return jnp.exp2(jnp.clip(exponent, -_MAX_OCTAVES, _MAX_OCTAVES))
 
 
-def _scale_channels(x: jax.Array, scale: jax.Array, layout: str) -> jax.Array:
-    """Multiply the pairs of [..., T, N, H] by [..., T, R], the rest passing through."""
+def scale_channels(x: jax.Array, scale: jax.Array, *, layout: str) -> jax.Array:
+    """Multiply the two channels of each rotary pair by a factor of its own.
+
+    A query is scaled by `xpos_scale(positions, ...)` and a key by its inverse; both
+    channels of a pair get the same factor, so scaling and rotating commute.
+
+    Args:
+      x: [..., T, N, H], floating point. 16-bit input is scaled in float32 and only the
+        result is rounded.
+      scale: factors [..., T, R], for all heads; the first 2R channels are scaled and
+        the rest pass through.
+      layout: layout of the channels, "half" or "interleaved".
+
+    Returns:
+      array of the shape and dtype of `x`.
+
+    Raises:
+      ValueError: when the layout is unknown, 2R exceeds H, or `scale` does not fit.
+
+    >>> x = jnp.ones((1, 1, 4))
+    >>> scale_channels(x, jnp.array([[2.0, 3.0]]), layout="half").ravel().tolist()
+    [2.0, 3.0, 2.0, 3.0]
+    >>> scale_channels(x, jnp.array([[2.0]]), layout="half").ravel().tolist()
+    [2.0, 2.0, 1.0, 1.0]
+
+    Source: Sun et al. 2022, "A Length-Extrapolatable Transformer" (arXiv 2212.10554),
+    section 2.2, eq. 13.
+    """
+    check_layout(layout)
+    x = check_array(x, 2 * scale.shape[-1])
+    check_positions_fit(scale[..., 0], x, "scale")
     width = 2 * scale.shape[-1]
     both = jnp.concatenate([scale, scale], axis=-1)
     if layout == "interleaved":
         both = jnp.repeat(scale, 2, axis=-1)
-    both = both.reshape((1,) * (x.ndim - both.ndim - 1) + both.shape)[..., None, :]
+    both = to_rank(both[..., None, :], x.ndim)
     wide = jnp.promote_types(x.dtype, jnp.float32)
     scaled = (x[..., :width].astype(wide) * both.astype(wide)).astype(x.dtype)
     if width == x.shape[-1]:
@@ -77,7 +102,7 @@ def xpos_scale(
     Args:
       positions: [..., T] integer positions; may be traced.
       dim: rotary width d, even.
-      scale_base: positions over which pair i decays by zeta_i, greater than 0.
+      scale_base: positions over which pair i decays by zeta_i, at least 1/64.
       center: position at which the factor is 1; an int, or an integer array that
         broadcasts to `positions`, of the same rank.
 
@@ -85,8 +110,8 @@ def xpos_scale(
       float32 factors [..., T, dim/2], without unit.
 
     Raises:
-      ValueError: when `dim` is odd, `scale_base` is not positive or `positions` are
-        not integers.
+      ValueError: when `dim` is odd, `scale_base` is below 1/64 or `positions` are not
+        integers.
 
     >>> print(np.asarray(xpos_scale(jnp.array([0, 512]), 4)).round(4))
     [[1.     1.    ]
@@ -96,7 +121,7 @@ def xpos_scale(
     section 2.2, eq. 13; github.com/microsoft/torchscale, xpos_relative_position.py.
     """
     octaves = _octaves(dim, scale_base)
-    return _decay(_integers(positions, "positions") - center, octaves)
+    return _decay(integers(positions, "positions") - center, octaves)
 
 
 def xpos_block(
@@ -131,7 +156,7 @@ def xpos_block(
       key_positions: [S] or [..., S] integer positions.
       rotary_dim: number of channels 2R that were rotated; the rest are not scaled.
         None means all H.
-      scale_base: positions over which pair i decays by zeta_i, greater than 0.
+      scale_base: positions over which pair i decays by zeta_i, at least 1/64.
       layout: layout of the channels, "half" or "interleaved".
 
     Returns:
@@ -139,7 +164,7 @@ def xpos_block(
 
     Raises:
       ValueError: when the layout is unknown, the rotary width is odd or exceeds H, or
-        positions are not integers.
+        positions are not integers, or `scale_base` is below 1/64.
 
     >>> one = jnp.ones((1, 1, 2))
     >>> query, key = xpos_block(one, one, jnp.array([131_072]), jnp.array([130_560]))
@@ -154,25 +179,21 @@ def xpos_block(
     width = check_rotary_dim(rotary_dim, query.shape[-1])
     key = check_array(key, width, name="key")
     octaves = _octaves(width, scale_base)
-    query_positions = _integers(query_positions, "query_positions")
-    key_positions = _integers(key_positions, "key_positions")
+    query_positions = integers(query_positions, "query_positions")
+    key_positions = integers(key_positions, "key_positions")
     for name, x, positions in [
         ("query_positions", query, query_positions),
         ("key_positions", key, key_positions),
     ]:
         check_positions_fit(positions, x, name)
     rank = max(query_positions.ndim, key_positions.ndim)
-    query_positions = _with_rank(query_positions, rank)
-    key_positions = _with_rank(key_positions, rank)
+    query_positions = to_rank(query_positions, rank)
+    key_positions = to_rank(key_positions, rank)
     center = query_positions.min(axis=-1, keepdims=True)
     last = query_positions.max(axis=-1, keepdims=True)
     query_scale = _decay(query_positions - center, octaves)
     key_scale = _decay(center - jnp.minimum(key_positions, last), octaves)
     return (
-        _scale_channels(query, query_scale, layout),
-        _scale_channels(key, key_scale, layout),
+        scale_channels(query, query_scale, layout=layout),
+        scale_channels(key, key_scale, layout=layout),
     )
-
-
-def _with_rank(positions: jax.Array, rank: int) -> jax.Array:
-    return positions.reshape((1,) * (rank - positions.ndim) + positions.shape)

@@ -45,6 +45,8 @@ class Binary(Encoding):
 class Sinusoidal(Encoding):
     """Vaswani et al. 2017, section 3.5, computed for any position."""
 
+    options = ("sinusoidal",)
+
     def __init__(self, config, *, rngs):
         del rngs
         options = config.sinusoidal
@@ -73,6 +75,8 @@ class Learned(Encoding):
     Entries are drawn at 1/sqrt(D) and scaled by sqrt(D), as the token embedding
     is, so that both start at unit variance and learn at one speed.
     """
+
+    options = ("learned",)
 
     def __init__(self, config, *, rngs):
         length = config.learned.max_length

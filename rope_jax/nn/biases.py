@@ -2,11 +2,8 @@
 
 from dataclasses import dataclass
 
-import jax
-from flax import nnx
-
 from rope_jax.functional import alibi, relative
-from rope_jax.nn.encoding import Encoding
+from rope_jax.nn.encoding import Encoding, as_arrays, as_params
 
 
 @dataclass
@@ -55,6 +52,8 @@ class Alibi(Encoding):
 class Sandwich(Encoding):
     """Sandwich, Chi et al. 2023: the inner product of two sinusoids, by head."""
 
+    options = ("sandwich",)
+
     def __init__(self, config, *, rngs):
         del rngs
         self.num_heads, self.dim = config.num_heads, config.sandwich.dim
@@ -68,6 +67,8 @@ class Sandwich(Encoding):
 
 class T5(Encoding):
     """T5 buckets, Raffel et al. 2020; one table for all layers, as in T5."""
+
+    options = ("t5",)
 
     def __init__(self, config, *, rngs):
         options = config.t5
@@ -91,6 +92,7 @@ class T5(Encoding):
 class Kerple(Encoding):
     """KERPLE, Chi et al. 2022: a kernel of the distance with learned parameters."""
 
+    options = ("kerple",)
     per_layer = True
 
     def __init__(self, config, *, rngs):
@@ -109,6 +111,8 @@ class Kerple(Encoding):
 class Fire(Encoding):
     """FIRE, Li et al. 2023: a small network of the distance over the position."""
 
+    options = ("fire",)
+
     def __init__(self, config, *, rngs):
         options = config.fire
         if options.length < 1:
@@ -126,13 +130,3 @@ class Fire(Encoding):
         return relative.fire_bias(
             as_arrays(self.params), query_positions, key_positions, length=self.length
         )
-
-
-def as_params(arrays: dict[str, jax.Array]) -> nnx.Dict:
-    """The arrays of an `init_*` function as parameters."""
-    return nnx.Dict({name: nnx.Param(array) for name, array in arrays.items()})
-
-
-def as_arrays(params: nnx.Dict) -> dict[str, jax.Array]:
-    """The parameters as the arrays that the pure functions take."""
-    return {name: param[...] for name, param in params.items()}

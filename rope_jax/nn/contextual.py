@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 
 from rope_jax.functional import alibi, contextual, shaw
-from rope_jax.nn.biases import as_arrays, as_params
-from rope_jax.nn.encoding import Encoding
+from rope_jax.nn.encoding import Encoding, as_arrays, as_params
 
 
 @dataclass
@@ -37,6 +36,7 @@ class Shaw(Encoding):
     need the attention weights whole; they are in `rope_jax.functional.shaw`.
     """
 
+    options = ("shaw",)
     per_layer = True
 
     def __init__(self, config, *, rngs):
@@ -85,6 +85,7 @@ class Cable(Fox):
 class Cope(Encoding):
     """Contextual positions, Golovneva et al. 2024: gates are counted, not tokens."""
 
+    options = ("cope",)
     per_layer = True
     whole_rows = True
 
@@ -112,6 +113,7 @@ class Cope(Encoding):
 class Dape(Encoding):
     """Data-adaptive positions, Zheng et al. 2024, over the biases of ALiBi."""
 
+    options = ("dape",)
     per_layer = True
 
     def __init__(self, config, *, rngs):

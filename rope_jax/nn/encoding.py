@@ -27,11 +27,16 @@ class Encoding(nnx.Module):
       max_length: the longest row that can be encoded; None for no limit.
       per_layer: each layer has parameters of its own, instead of one set for all.
       whole_rows: `scores` needs all the keys of a query at once.
+      own_positions: `place` makes positions from the length of the row, so that none
+        can be given.
+      options: the fields of DecoderConfig that it reads its options from.
     """
 
     max_length: int | None = None
     per_layer = False
     whole_rows = False
+    own_positions = False
+    options: tuple[str, ...] = ()
     bias = None
 
     def __init__(self, config, *, rngs: nnx.Rngs):
@@ -65,3 +70,13 @@ class Encoding(nnx.Module):
         if self.bias is None:
             return None
         return lambda t, s: self.bias(positions[..., t], positions[..., s])
+
+
+def as_params(arrays: dict[str, jax.Array]) -> nnx.Dict:
+    """The arrays of an `init_*` function as parameters."""
+    return nnx.Dict({name: nnx.Param(array) for name, array in arrays.items()})
+
+
+def as_arrays(params: nnx.Dict) -> dict[str, jax.Array]:
+    """The parameters as the arrays that the pure functions take."""
+    return {name: param[...] for name, param in params.items()}

@@ -5,6 +5,7 @@ alone. A new one is an entry here, a class with the hooks it needs (see
 `rope_jax.nn.encoding`), and a pure function in `rope_jax.functional`.
 """
 
+import jax.numpy as jnp
 from flax import nnx
 
 from rope_jax.nn import absolute, biases, contextual, rotations
@@ -38,6 +39,17 @@ def make_encoding(config, *, rngs: nnx.Rngs) -> Encoding:
     """Build the encoding that `config.encoding` names.
 
     Raises:
-      ValueError: an option does not fit.
+      ValueError: an option does not fit; the message says where it is set.
     """
-    return ENCODINGS[config.encoding](config, rngs=rngs)
+    kind = ENCODINGS[config.encoding]
+    try:
+        encoding = kind(config, rngs=rngs)
+        if encoding.bias is not None:  # some options are looked at only here
+            encoding.bias(jnp.arange(1), jnp.arange(1))
+        return encoding
+    except ValueError as error:
+        if "model." in str(error):
+            raise
+        where = ", ".join(f"model.{name}" for name in kind.options)
+        message = f"encoding {config.encoding!r} ({where}): {error}"
+        raise ValueError(message) from error

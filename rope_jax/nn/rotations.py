@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from rope_jax.functional import contextual, frequencies, positions, rotary
+from rope_jax.functional.layouts import LAYOUTS
+from rope_jax.functional.xpos import scale_channels
 from rope_jax.nn.encoding import Encoding
 
 SCALINGS = ("none", "linear", "ntk", "dynamic_ntk", "ntk_by_parts", "yarn", "llama3")
@@ -54,6 +57,8 @@ class RandomRopeOptions:
 class Rope(Encoding):
     """Rotary position embedding, Su et al. 2021, equation 34."""
 
+    options = ("rope",)
+
     def __init__(self, config, *, rngs):
         del rngs
         options = config.rope
@@ -66,7 +71,7 @@ class Rope(Encoding):
                 f"{options.fraction}"
             )
         for name, value, valid in (
-            ("layout", options.layout, ("half", "interleaved")),
+            ("layout", options.layout, LAYOUTS),
             ("scaling", options.scaling, SCALINGS),
         ):
             if value not in valid:
@@ -80,6 +85,11 @@ class Rope(Encoding):
         self.scaling = options.scaling
         self.factor = options.factor
         self.original_length = options.original_length
+        if self.scaling == "none" and self.factor != 1.0:
+            raise ValueError(
+                f"factor {self.factor:g} needs a scaling other than 'none', one of "
+                f"{', '.join(SCALINGS[1:])}"
+            )
         self.frequencies(1)  # wrong options raise here, not in the first step
 
     def frequencies(self, length: int) -> frequencies.Frequencies:
@@ -114,6 +124,8 @@ class Rope(Encoding):
 class Prope(Rope):
     """p-RoPE, Barbero et al. 2024: the lowest frequencies are set to zero."""
 
+    options = ("rope", "prope")
+
     def __init__(self, config, *, rngs):
         self.proportion = config.prope.proportion
         super().__init__(config, rngs=rngs)
@@ -134,10 +146,12 @@ class Prope(Rope):
 class Xpos(Rope):
     """xPos, Sun et al. 2022: RoPE whose scores decay with the distance.
 
-    Queries grow and keys shrink with the position, counted from the middle of the
-    row, so that only the distance remains in their product.
+    Queries shrink and keys grow with the position, counted from the middle of the
+    positions of their row, so that only the distance remains in their product. The
+    positions of a row may span `max_length`.
     """
 
+    options = ("rope", "xpos")
     max_length = _XPOS_SPAN
 
     def __init__(self, config, *, rngs):
@@ -152,38 +166,38 @@ class Xpos(Rope):
         )
 
     def rotate(self, query, key, query_positions, key_positions):
-        """Turn, then scale: queries up and keys down with their positions."""
+        """Turn, then scale: queries down and keys up with their positions."""
         if key.shape[-3] > self.max_length:
             raise ValueError(
                 f"encoding 'xpos' with scale_base {self.scale_base:g} stays finite up "
                 f"to {self.max_length} tokens, got a sequence of {key.shape[-3]}"
             )
         query, key = super().rotate(query, key, query_positions, key_positions)
-        low = jnp.minimum(query_positions.min(), key_positions.min())
-        high = jnp.maximum(query_positions.max(), key_positions.max())
+        low = key_positions.min(axis=-1, keepdims=True)
+        high = key_positions.max(axis=-1, keepdims=True)
         center = low + (high - low) // 2
         return (
-            self._scaled(query, self._scale(query_positions, center)),
-            self._scaled(key, 1.0 / self._scale(key_positions, center)),
+            scale_channels(
+                query, self._scale(query_positions, center), layout=self.layout
+            ),
+            scale_channels(
+                key, 1.0 / self._scale(key_positions, center), layout=self.layout
+            ),
         )
-
-    def _scaled(self, x, scale):
-        pairs = (
-            jnp.tile(scale, 2) if self.layout == "half" else jnp.repeat(scale, 2, -1)
-        )
-        rest = jnp.ones((*pairs.shape[:-1], x.shape[-1] - pairs.shape[-1]))
-        whole = jnp.concatenate([pairs, rest], axis=-1)[..., None, :]
-        whole = jnp.broadcast_to(whole, x.shape)
-        return (x.astype(jnp.float32) * whole).astype(x.dtype)
 
 
 class RandomRope(Rope):
     """RoPE at randomized positions, Ruoss et al. 2023.
 
-    In training each row's positions are a sorted sample without replacement of those
-    below `max_length`. Elsewhere they are that sample's expectation, evenly spread:
-    the same row always gets the same positions, which depend on its length.
+    In training the positions of a batch are a sorted sample without replacement of
+    those below `max_length`. Elsewhere they are that sample's expectation, evenly
+    spread: a row always gets the same positions, which depend on its length. So this
+    is the one encoding for which a prefix, or a row with its padding taken off, is
+    not encoded as before.
     """
+
+    options = ("rope", "random_rope")
+    own_positions = True
 
     def __init__(self, config, *, rngs):
         super().__init__(config, rngs=rngs)
@@ -205,7 +219,7 @@ class RandomRope(Rope):
         if key is None:
             # E of the i-th of n sorted draws below M is (i + 1)(M + 1)/(n + 1) - 1.
             step = (self.max_length + 1) / (length + 1)
-            spread = jnp.array([int((i + 1) * step - 1) for i in range(length)])
+            spread = jnp.asarray((np.arange(1, length + 1) * step).astype(np.int32) - 1)
         else:
             spread = positions.random_positions(key, length, self.max_length)
         return spread[positions_given]
@@ -214,6 +228,7 @@ class RandomRope(Rope):
 class Pope(Encoding):
     """PoPE, Gopalakrishnan et al. 2025: magnitude for content, angle for position."""
 
+    options = ("rope",)
     per_layer = True
 
     def __init__(self, config, *, rngs):

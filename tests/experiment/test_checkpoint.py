@@ -15,6 +15,7 @@ from flax import nnx
 
 from rope_jax.experiment.checkpoint import Checkpoints, load_params, with_shardings
 from rope_jax.experiment.config import Config, MeshConfig, resolve
+from rope_jax.experiment.errors import RunError
 from rope_jax.experiment.mesh import make_mesh, param_shardings, replicated
 from rope_jax.experiment.metrics import empty_window
 from rope_jax.experiment.optimizer import make_optimizer
@@ -245,7 +246,7 @@ def test_other_data_is_refused(tmp_path):
 def test_a_damaged_checkpoint_is_named(run_dir):
     for path in (run_dir / "checkpoints" / "20" / "params").rglob("d/*"):
         path.write_bytes(b"")
-    with pytest.raises(RuntimeError, match=r"checkpoints/20 cannot be read; delete it"):
+    with pytest.raises(RunError, match=r"checkpoints/20 cannot be read; delete it"):
         load_params(run_dir)
     assert load_params(run_dir, step=10)[3] == 10
 

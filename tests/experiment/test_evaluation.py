@@ -13,13 +13,15 @@ from flax import nnx
 
 from rope_jax.experiment import evaluation, run_directory
 from rope_jax.experiment.checkpoint import load_params
-from rope_jax.experiment.config import Config, EvalConfig
+from rope_jax.experiment.config import Config, EvalConfig, MeshConfig
 from rope_jax.experiment.data import sources
 from rope_jax.experiment.evaluation import evaluate_run, evaluate_workdir, measure
+from rope_jax.experiment.mesh import make_mesh
 from rope_jax.experiment.protocols import PROTOCOLS, plan
 from rope_jax.experiment.scoring import ModelApply
 from rope_jax.experiment.training import fit
-from rope_jax.nn.decoder import Decoder, DecoderConfig
+from rope_jax.nn.config import DecoderConfig
+from rope_jax.nn.decoder import Decoder
 
 SMALL = {"num_layers": 1, "model_dim": 16, "num_heads": 2, "head_dim": 8}
 
@@ -320,8 +322,8 @@ def test_options_replace_what_the_runs_were_configured_with(workdir):
 
 def test_c09_the_level_of_a_path_is_explained(workdir, tmp_path):
     run = workdir / "alibi-seed0"
-    assert evaluation.find_runs(run) == [run]
-    assert len(evaluation.find_runs(workdir)) == 3
+    assert run_directory.find_runs(run) == [run]
+    assert len(run_directory.find_runs(workdir)) == 3
     for inside in (run / "checkpoints" / "1", run / "checkpoints"):
         with pytest.raises(ValueError, match=f"inside a run; .*{run.name}"):
             evaluate_workdir(inside)
@@ -337,7 +339,7 @@ def test_a_run_without_a_checkpoint_is_left_out_aloud(workdir, tmp_path, capsys)
     (unfinished / "checkpoints").mkdir(parents=True)
     config = run_directory.load_config(workdir / "alibi-seed0")
     run_directory.save_config(config, unfinished)
-    assert len(evaluation.find_runs(tmp_path)) == 1
+    assert len(run_directory.find_runs(tmp_path)) == 1
     assert f"left out: {unfinished}" in capsys.readouterr().err
 
 
@@ -350,3 +352,58 @@ def test_d04_lengths_beyond_the_data_raise_before_any_model(workdir, monkeypatch
         evaluate_workdir(workdir, lengths=(32, 5000))
     with pytest.raises(ValueError, match=r"--protocol .*must be one of anchored"):
         evaluate_workdir(workdir, protocol="anchor")
+
+
+def test_a_run_is_evaluated_on_its_own_mesh(workdir, tmp_path, monkeypatch):
+    """Sharded as it was trained, with the same numbers; or on what is there."""
+    run = shutil.copytree(workdir / "alibi-seed0", tmp_path / "run")
+    options = EvalConfig(lengths=(32, 64), anchors=8, block=8, bootstrap=200)
+    one = make_mesh(MeshConfig(data=1))
+    right = [row["bpc"] for row in evaluate_run(run, options, mesh=one)]
+    seen = []
+    load = evaluation.checkpoint.load_params
+
+    def watched(run_dir, **arguments):
+        loaded = load(run_dir, **arguments)
+        seen.append(loaded[2]["head"])
+        return loaded
+
+    monkeypatch.setattr(evaluation.checkpoint, "load_params", watched)
+    for mesh, shape in (
+        (MeshConfig(fsdp=2, tensor=2), (8, 128)),
+        (MeshConfig(fsdp=2, tensor=2, sequence=2), (8, 128)),
+        (MeshConfig(data=1, fsdp=16), (16, 256)),  # more devices than there are
+        (MeshConfig(data=1, tensor=8), (16, 256)),  # 8 do not divide the 2 heads
+    ):
+        config = run_directory.load_config(run)
+        config.mesh = mesh
+        run_directory.save_config(config, run)
+        rows = evaluate_run(run, options)
+        np.testing.assert_allclose([r["bpc"] for r in rows], right, rtol=1e-6)
+        assert {s.data.shape for s in seen[-1].addressable_shards} == {shape}
+
+
+def test_other_bytes_than_those_trained_on_are_refused(workdir, corpus_file, tmp_path):
+    """As the embedded corpus is under another version of Python."""
+    run = shutil.copytree(workdir / "alibi-seed0", tmp_path / "run")
+    config = run_directory.load_config(run)
+    config.data.path = str(tmp_path / "other")
+    run_directory.save_config(config, run)
+    (tmp_path / "other").write_bytes(corpus_file.read_bytes()[::-1])
+    for evaluate in (evaluate_workdir, lambda run: evaluate_run(run, EvalConfig())):
+        with pytest.raises(ValueError, match=r"trained on other bytes than other \("):
+            evaluate(run)
+    (tmp_path / "other").write_bytes(corpus_file.read_bytes())  # moved, but the same
+    assert [row["corpus"] for row in evaluate_workdir(run)] == [
+        "other (24,000 bytes)"
+    ] * 2
+
+
+def test_a_corpus_that_is_at_hand_is_not_loaded_again(workdir, monkeypatch):
+    config = run_directory.load_config(workdir / "alibi-seed0")
+    corpus, load, calls = sources.load(config.data), sources.load, []
+    monkeypatch.setattr(sources, "load", lambda data: calls.append(data) or load(data))
+    rows = evaluate_workdir(workdir, corpus=corpus)
+    assert calls == []
+    assert evaluate_workdir(workdir) == rows
+    assert len(calls) == 1

@@ -20,7 +20,8 @@ from rope_jax.experiment.optimizer import make_optimizer
 from rope_jax.experiment.protocols import plan
 from rope_jax.experiment.scoring import ModelApply
 from rope_jax.experiment.train_step import init_state, make_train_step
-from rope_jax.nn.decoder import Decoder, DecoderConfig
+from rope_jax.nn.config import DecoderConfig
+from rope_jax.nn.decoder import Decoder
 from rope_jax.nn.encodings import ENCODINGS
 from rope_jax.nn.rotations import RopeOptions
 
@@ -78,8 +79,6 @@ def test_it_trains_and_evaluates_at_four_times_its_length(encoding):
         jax.tree_util.keystr(p) for p, m in jax.tree.leaves_with_path(moved) if not m
     ]
     assert not still, f"no gradient reached {still}"
-    if encoding == "learned":
-        return  # its refusal is tested with the decoder and with the commands
     (row,) = [
         row
         for row in measure(
@@ -89,9 +88,15 @@ def test_it_trains_and_evaluates_at_four_times_its_length(encoding):
             TEXT,
             config.eval,
             train_length=LENGTH,
+            max_length=config.model.learned.max_length
+            if encoding == "learned"
+            else None,
         )
         if row["length"] == 4 * LENGTH
     ]
+    if encoding == "learned":
+        assert (row["bpc"], row["reason"]) == (None, "the model's positions end at 16")
+        return
     assert 0 < row["bpc"] < 8
     assert row["scored_bytes"] == 8 * 8
 

@@ -14,7 +14,8 @@ from rope_jax.experiment.mesh import (
     mesh_shape,
     param_shardings,
 )
-from rope_jax.nn.decoder import Decoder, DecoderConfig
+from rope_jax.nn.config import DecoderConfig
+from rope_jax.nn.decoder import Decoder
 
 
 @pytest.mark.parametrize(

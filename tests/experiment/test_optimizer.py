@@ -10,7 +10,7 @@ import pytest
 from rope_jax.experiment.checkpoint import abstract_model
 from rope_jax.experiment.config import TrainConfig
 from rope_jax.experiment.optimizer import decay_mask, learning_rate, make_optimizer
-from rope_jax.nn.decoder import DecoderConfig
+from rope_jax.nn.config import DecoderConfig
 
 T13 = {50: 5e-4, 100: 1e-3, 550: 5.5e-4, 1000: 1e-4}
 

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -10,7 +11,9 @@ from rope_jax.experiment.config import EvalConfig, MeshConfig
 from rope_jax.experiment.mesh import make_mesh
 from rope_jax.experiment.protocols import Windows, plan
 from rope_jax.experiment.scoring import ModelApply, score
-from rope_jax.nn.decoder import Decoder, DecoderConfig
+from rope_jax.experiment.train_step import TrainState, make_train_step
+from rope_jax.nn.config import DecoderConfig
+from rope_jax.nn.decoder import Decoder
 
 
 def windows_of(length, *rows):
@@ -170,3 +173,32 @@ def test_scores_do_not_depend_on_batches_or_devices():
         options = {"batch_tokens": batch_tokens, "mesh": mesh}
         nats = score(apply, params, cell.windows, data, **options)
         np.testing.assert_allclose(nats, whole, rtol=1e-6, atol=1e-6)
+
+
+def test_a11_training_and_evaluation_give_one_loss():
+    """The biases of ALiBi act in both: the same weights, windows and targets."""
+    apply, params = random_model(encoding="alibi")
+    params = nnx.to_pure_dict(params)
+    data = random_bytes(8 * 32 + 1)
+    windows = windows_of(32, *[(32 * k, 0, 32) for k in range(8)])
+    evaluated = score(apply, params, windows, data)
+    rows = data[windows.starts[:, None] + np.arange(33)].astype(np.int32)
+    optimizer = optax.sgd(1.0)
+    step = make_train_step(apply.graphdef, optimizer)
+
+    def trained(weights):
+        own = jax.tree.map(jnp.copy, params)  # the step gives its state away
+        zero, key = jnp.zeros((), jnp.int32), jax.random.key(0)
+        state = TrainState(zero, own, optimizer.init(own), key)
+        batch = {"inputs": rows[:, :-1], "targets": rows[:, 1:], "weights": weights}
+        return float(step(state, batch)[1]["nats"])
+
+    weights = np.ones((8, 32), np.float32)
+    assert trained(weights) == pytest.approx(evaluated.sum(dtype=np.float64), rel=1e-6)
+    # The sum of the last targets alone, which have the most context.
+    weights[:, :-1] = 0
+    last = evaluated.reshape(8, 32)[:, -1].sum(dtype=np.float64)
+    assert trained(weights) == pytest.approx(last, rel=1e-6)
+    # Without the biases the loss is another one, so that the equality says something.
+    without = random_model(encoding="none")[0]
+    assert abs(score(without, params, windows, data).sum() / evaluated.sum() - 1) > 1e-4

@@ -16,7 +16,8 @@ from rope_jax.experiment.loss import cross_entropy
 from rope_jax.experiment.mesh import batch_sharding, make_mesh, param_shardings
 from rope_jax.experiment.optimizer import make_optimizer
 from rope_jax.experiment.train_step import TrainState, init_state, make_train_step
-from rope_jax.nn.decoder import Decoder, DecoderConfig
+from rope_jax.nn.config import DecoderConfig
+from rope_jax.nn.decoder import Decoder
 
 SGD = optax.sgd(1.0)
 
@@ -319,6 +320,27 @@ def test_a_mesh_of_eight_devices_gives_the_same_update():
     kernel = state.params["blocks"]["mlp"]["up"]["kernel"]
     assert kernel.shape == (2, 32, 128)
     assert {s.data.shape for s in kernel.addressable_shards} == {(2, 16, 64)}
+
+
+@pytest.mark.parametrize("encoding", ["rope", "alibi"])
+def test_tokens_split_over_a_sequence_axis_give_the_same_update(encoding):
+    """2 data x 2 tensor x 2 sequence; positions are those of the whole row."""
+    small = {"encoding": encoding, "num_layers": 1}
+    graphdef, params = abstract_model(small_model(**small))[0], random_params(**small)
+    batch = random_batch()
+    alone, alone_sums = make_train_step(graphdef, SGD)(state_of(params), batch)
+    mesh = make_mesh(MeshConfig(data=2, tensor=2, sequence=2))
+    with jax.set_mesh(mesh):
+        shardings = param_shardings(mesh, state_of(params))
+        step = make_train_step(graphdef, SGD, state_shardings=shardings)
+        split_batch = jax.device_put(batch, batch_sharding(mesh))
+        shards = split_batch["inputs"].addressable_shards
+        assert {s.data.shape for s in shards} == {(2, 16)}
+        state = jax.device_put(state_of(params), shardings)
+        state, sums = step(state, split_batch)
+    assert_close(jax.device_get(state.params), alone.params, atol=1e-5)
+    for name in ("nats", "grad_norm"):
+        np.testing.assert_allclose(sums[name], alone_sums[name], rtol=1e-5)
 
 
 def test_wrong_batches_raise():

@@ -25,6 +25,7 @@ from rope_jax.experiment import training
 from rope_jax.experiment.checkpoint import load_params
 from rope_jax.experiment.config import Config, MeshConfig, to_dict
 from rope_jax.experiment.data import pipeline
+from rope_jax.experiment.errors import RunError
 from rope_jax.experiment.optimizer import learning_rate
 from rope_jax.experiment.run_directory import complete_steps
 
@@ -306,7 +307,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(
     message = last if good else "there is no checkpoint before it$"
     with (
         at_batch(monkeypatch, poison),
-        pytest.raises(RuntimeError, match=f"not finite at step {bad}; {message}"),
+        pytest.raises(RunError, match=f"not finite at step {bad}; {message}"),
     ):
         training.fit(config, tmp_path)
     assert complete_steps(tmp_path) == list(range(2, bad, 2))

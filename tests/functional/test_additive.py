@@ -214,7 +214,7 @@ def test_bad_input_raises_with_the_name_and_the_value():
     positions = jnp.arange(3)
     for function in (sinusoidal, integer_encoding, binary_encoding):
         for dim in (0, -2, 2.5):
-            with pytest.raises(ValueError, match=f"dim must be positive.*got {dim}"):
+            with pytest.raises(ValueError, match=f"dim must be .*got {dim}"):
                 function(positions, dim)
         with pytest.raises(ValueError, match="positions"):
             function(positions.astype(jnp.bfloat16), 4)
@@ -227,7 +227,7 @@ def test_bad_input_raises_with_the_name_and_the_value():
             sinusoidal(positions, 4, max_timescale=value)
     with pytest.raises(ValueError, match="positions must be integers, got dtype float"):
         integer_encoding(jnp.ones(3), 4)
-    with pytest.raises(ValueError, match=r"length must be positive.*got 0"):
+    with pytest.raises(ValueError, match="length must be at least 1, got 0"):
         interpolate_table(jnp.ones((3, 2)), 0)
     with pytest.raises(ValueError, match=r"table must be .*\[L, D\].*\(3,\)"):
         interpolate_table(jnp.ones(3), 4)
@@ -235,3 +235,16 @@ def test_bad_input_raises_with_the_name_and_the_value():
         interpolate_table(jnp.ones((3, 2), jnp.int32), 4)
     with pytest.raises(ValueError, match=r"table must be .*\(0, 2\)"):
         interpolate_table(jnp.ones((0, 2)), 4)
+
+
+def test_fault_14_positions_never_become_bfloat16():
+    """In bfloat16, 257 is 256 and the first 4096 positions are 769 rows."""
+    rows = sinusoidal(jnp.arange(4096), 64)
+    assert len(np.unique(np.asarray(rows), axis=0)) == 4096
+    near = [-0.5733571748, 0.8193055291]  # sin and cos of 257
+    np.testing.assert_allclose(rows[257, :2], near, atol=1e-6)
+    narrow = jnp.zeros((4096, 64), jnp.bfloat16) + rows.astype(jnp.bfloat16)
+    np.testing.assert_array_equal(narrow[257, :2], jnp.array(near, jnp.bfloat16))
+    for encoding in (sinusoidal, integer_encoding, binary_encoding):
+        with pytest.raises(ValueError, match=r"positions .*bfloat16"):
+            encoding(jnp.arange(4, dtype=jnp.bfloat16), 4)

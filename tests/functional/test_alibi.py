@@ -333,3 +333,14 @@ def test_bad_input_raises_with_the_name_and_the_value():
         alibi_bias(slopes, positions, jnp.int32(3))
     with pytest.raises(ValueError, match=r"\(2, 3, 1\).*\(5, 1, 3\)"):
         alibi_bias(slopes, jnp.zeros((2, 3), int), jnp.zeros((5, 3), int))
+
+
+def test_fault_14_distances_never_become_bfloat16():
+    """In bfloat16, 257 is 256; slopes of 16 bits do not narrow the distance either."""
+    for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
+        slopes = jnp.array([0.5], dtype)
+        bias = alibi_bias(slopes, jnp.array([4095]), 4095 - jnp.arange(4096))
+        assert bias.dtype == jnp.float32
+        np.testing.assert_array_equal(bias[0, 0], -0.5 * np.arange(4096))
+    with pytest.raises(ValueError, match=r"key_positions must be integers.*bfloat16"):
+        alibi_bias(slopes, jnp.arange(3), jnp.arange(3, dtype=jnp.bfloat16))

@@ -210,17 +210,16 @@ def test_keys_after_the_newest_query_get_the_channels_of_a_key_beside_it():
     assert (key[0] != key[1]).any()
 
 
-def test_scale_and_positions_may_be_traced_and_mapped():
+def test_positions_may_be_traced_and_mapped():
     query, key = draw(13, 2, 3, 4, 8), draw(14, 2, 5, 4, 8)
-    slopes, scale = alibi_slopes(4), jnp.float32(0.3)
+    slopes = alibi_slopes(4)
     rows, columns = jnp.arange(6).reshape(2, 3), jnp.arange(10).reshape(2, 5)
     expected = alibi_fold(query, key, slopes, rows, columns, scale=0.3)
     mapped = jax.jit(
         jax.vmap(
-            lambda q, k, i, j, scale: alibi_fold(q, k, slopes, i, j, scale=scale),
-            in_axes=(0, 0, 0, 0, None),
+            lambda q, k, i, j: alibi_fold(q, k, slopes, i, j, scale=0.3),
         )
-    )(query, key, rows, columns, scale)
+    )(query, key, rows, columns)
     for new, old in zip(mapped, expected, strict=True):
         np.testing.assert_array_equal(new, old)
 
@@ -231,8 +230,8 @@ def test_bad_input_raises_with_the_name_and_the_value():
     for scale in (0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match=f"scale must be positive, got {scale}"):
             alibi_fold(query, key, slopes, rows, columns, scale=scale)
-    with pytest.raises(ValueError, match=r"scale must be a scalar, got shape \(4,\)"):
-        alibi_fold(query, key, slopes, rows, columns, scale=jnp.ones(4))
+    with pytest.raises(ValueError, match=r"scale must be a number.*got Array\(0\.5"):
+        alibi_fold(query, key, slopes, rows, columns, scale=jnp.float32(0.5))
     with pytest.raises(ValueError, match=r"slopes must be \[4\].*\(2,\)"):
         alibi_fold(query, key, slopes[:2], rows, columns)
     with pytest.raises(ValueError, match=r"heads of key must divide .* got 3 and 4"):

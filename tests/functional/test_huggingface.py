@@ -347,9 +347,23 @@ def test_hf_a_null_yarn_factor_is_the_ratio_of_the_lengths():
 
 def test_hf_keys_that_do_not_touch_the_rotation_are_accepted():
     """The short list of them, and no others."""
-    known = YARN | {"finetuned": True, "llama_4_scaling_beta": 0.1}
+    known = YARN | {"finetuned": True}
     assert rope_from_hf(with_block(known)) == rope_from_hf(with_block(YARN))
     assert rope_from_hf(LLAMA | {"rope_ratio": None}) == rope_from_hf(LLAMA)
+
+
+def test_hf_the_scaling_of_queries_by_position_is_reported():
+    """`llama_4_scaling_beta` (Ministral 3) is not part of the rotation, but acts."""
+    plain_spec = rope_from_hf(with_block(YARN))
+    assert (plain_spec.query_scaling_beta, plain_spec.query_scaling_length) == (0, None)
+    spec = rope_from_hf(with_block(YARN | {"llama_4_scaling_beta": 0.1}))
+    assert spec.frequencies == plain_spec.frequencies
+    assert spec.query_scaling_beta == 0.1
+    assert spec.query_scaling_length == YARN["original_max_position_embeddings"]
+    with pytest.raises(ValueError, match=r"llama_4_scaling_beta needs original_max"):
+        rope_from_hf(with_block({"rope_type": "default", "llama_4_scaling_beta": 0.1}))
+    with pytest.raises(ValueError, match=r"llama_4_scaling_beta.*'much'"):
+        rope_from_hf(with_block(YARN | {"llama_4_scaling_beta": "much"}))
 
 
 @pytest.mark.parametrize(

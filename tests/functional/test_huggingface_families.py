@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import pytest
 
 from rope_jax.functional import frequencies
 from rope_jax.functional.huggingface import rope_from_hf
+from rope_jax.functional.huggingface_families import FAMILIES
 from rope_jax.functional.rotary import rope
 
 CONFIGS = json.loads(
@@ -309,3 +311,19 @@ def test_r07_layout_key_in_the_config():
         assert rope_from_hf(config).layout == layout
     with pytest.raises(ValueError, match="rotary_emb_interleaved"):
         rope_from_hf(LLAMA | {"rotary_emb_interleaved": "yes"})
+
+
+def test_hf_the_documented_layouts_are_those_of_the_table():
+    page = pathlib.Path(__file__).parents[2] / "docs" / "checkpoints.md"
+    rows = re.findall(
+        r'^\| `"(half|interleaved)"` \|[^|]*\|([^|]*)\|$',
+        page.read_text(),
+        re.MULTILINE,
+    )
+    documented = {layout: re.findall(r"`([^`]+)`", names) for layout, names in rows}
+    assert len(rows) == len(documented) == 2
+    assert {family.layout for family in FAMILIES.values()} == set(documented)
+    for layout, names in documented.items():
+        assert len(names) == len(set(names))
+        known = {name for name, family in FAMILIES.items() if family.layout == layout}
+        assert set(names) == known

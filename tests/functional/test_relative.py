@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rope_jax.functional import relative
+from rope_jax.functional import contextual, relative
 from rope_jax.functional.distance import distances, relative_positions
 
 HEADS = 3
@@ -398,10 +398,34 @@ def test_bad_values_raise_with_their_names():
         ),
         (
             lambda: relative.sandwich_bias(QUERIES, KEYS, num_heads=0),
-            "num_heads must be positive, got 0",
+            "num_heads must be at least 1, got 0",
         ),
         (lambda: relative.sandwich_bias(QUERIES, KEYS, num_heads=2, dim=7), "dim.*7"),
+        (lambda: relative.init_t5(key, 2, num_buckets=1), "num_buckets.*got 1"),
+        (lambda: relative.init_t5(key, 0), "num_heads must be at least 1, got 0"),
+        (lambda: relative.init_kerple(key, 0), "num_heads must be at least 1, got 0"),
+        (
+            lambda: relative.init_fire(key, 2, width=0),
+            "width must be at least 1, got 0",
+        ),
+        (lambda: relative.init_fire(key, 2, width=1.5), "width.*integer, got 1.5"),
+        (lambda: relative.init_shaw(key, 4, max_distance=0), "max_distance.*got 0"),
+        (lambda: relative.init_shaw(key, 0), "head_dim must be at least 1, got 0"),
+        (lambda: relative.init_cope(4, num_positions=1), "num_positions.*2, got 1"),
+        (
+            lambda: relative.init_dape(key, 2, width=0),
+            "width must be at least 1, got 0",
+        ),
+        (lambda: relative.init_fox(key, 0, 2), "model_dim must be at least 1, got 0"),
+        (lambda: relative.init_cable(key, 4, 0), "num_heads must be at least 1, got 0"),
+        (lambda: relative.init_pope(2, 0), "head_dim must be at least 1, got 0"),
     ]
     for call, message in cases:
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_one_import_has_every_relative_encoding():
+    assert set(contextual.__all__) < set(relative.__all__)
+    for name in contextual.__all__:
+        assert getattr(relative, name) is getattr(contextual, name)

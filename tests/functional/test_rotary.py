@@ -111,9 +111,7 @@ def test_r06_sixteen_bit_input_is_rounded_once(layout):
     inv_freq = frequencies.default(128).inv_freq
     turned = np.float64(rope(x, layout=layout))
     wanted = rotate_complex(np.float32(x), np.arange(4096), inv_freq, layout)
-    pair_norm = (
-        np.abs(wanted) if False else np.sqrt(wanted**2 + _partner(wanted, layout) ** 2)
-    )
+    pair_norm = np.sqrt(wanted**2 + _partner(wanted, layout) ** 2)
     ulp = 2.0 ** (np.floor(np.log2(np.abs(wanted))) - 7)
     error = np.abs(turned - wanted)
     # Rounding to nearest errs by half an ulp; the rest is the share of float32.
@@ -493,3 +491,26 @@ def test_r29_shard_map_over_the_sequence(width):
         jax.jit(mapped)(x, positions), rope(x, positions, built), atol=1e-6
     )
     assert seen == [(8,)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_fault_08_a_decoded_token_turns_at_its_own_position(layout):
+    """One token is at the position it is given, not at 0; scores agree with the row."""
+    query, key = normal(12, 2, 8, seed=1), normal(12, 2, 8, seed=2)
+    built = frequencies.default(8)
+    cache = rope(key, layout=layout)
+    scores = jnp.einsum("tnh,snh->nts", rope(query, layout=layout), cache)
+
+    @jax.jit
+    def decode(one, position):
+        turned = rope(one, position[None], built, layout=layout)
+        return turned, jnp.einsum("tnh,snh->nts", turned, cache)
+
+    for step in (0, 1, 7, 11):
+        one = query[step : step + 1]
+        turned, row = decode(one, jnp.int32(step))
+        wanted = rotate_complex(one, [step], built.inv_freq, layout)
+        np.testing.assert_allclose(turned, wanted, atol=2e-6)
+        np.testing.assert_allclose(row[:, 0], scores[:, step], atol=2e-5)
+    assert np.abs(turned - one).max() > 0.5
+    assert decode._cache_size() == 1

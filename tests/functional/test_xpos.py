@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rope_jax.functional.rotary import rope, xpos_block, xpos_scale
+from rope_jax.functional.xpos import scale_channels
 
 DIM = 64
 
@@ -174,7 +175,9 @@ def test_wrong_arguments_are_named():
     x, at = jnp.ones((2, 1, 8)), jnp.arange(2)
     with pytest.raises(ValueError, match=r"dim.*7"):
         xpos_scale(at, 7)
-    with pytest.raises(ValueError, match=r"scale_base.*0"):
+    with pytest.raises(ValueError, match=r"scale_base must be >= 0\.015625, got 0\.01"):
+        xpos_scale(jnp.arange(3), 8, scale_base=0.01)
+    with pytest.raises(ValueError, match=r"scale_base.*got 0"):
         xpos_scale(at, 8, scale_base=0)
     with pytest.raises(ValueError, match=r"positions.*float32"):
         xpos_scale(jnp.ones(2), 8)
@@ -186,3 +189,40 @@ def test_wrong_arguments_are_named():
         xpos_block(x, x, at, jnp.arange(3))
     with pytest.raises(ValueError, match=r"query.*\(2, 8\)"):
         xpos_block(x[:, 0], x, at, at)
+
+
+def test_the_smallest_scale_base_is_still_finite():
+    scale = xpos_scale(jnp.arange(-2, 3), 8, scale_base=2.0**-6)
+    assert jnp.isfinite(scale).all()
+    assert (scale[2] == 1).all()
+    assert (scale[3] < scale[2]).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("lead", [(), (2,)])
+def test_channels_are_scaled_pair_by_pair(dtype, lead):
+    rng = np.random.default_rng(9)
+    x = jnp.asarray(rng.normal(size=(2, 3, 5, 8)), dtype)
+    scale = jnp.asarray(rng.uniform(0.1, 2, (*lead, 3, 3)), jnp.float32)
+    exact, factors = np.float64(x), np.float64(scale)[..., None, :]
+    for layout, turned in (
+        ("half", np.concatenate([factors, factors], -1)),
+        ("interleaved", np.repeat(factors, 2, -1)),
+    ):
+        scaled = scale_channels(x, scale, layout=layout)
+        assert scaled.dtype == dtype
+        wanted = jnp.asarray(exact[..., :6] * turned, jnp.float32).astype(dtype)
+        np.testing.assert_allclose(
+            np.float32(scaled[..., :6]), np.float32(wanted), rtol=2e-7
+        )
+        np.testing.assert_array_equal(scaled[..., 6:], x[..., 6:])
+
+
+def test_scaling_channels_names_what_does_not_fit():
+    x, scale = jnp.ones((3, 2, 8)), jnp.ones((3, 4))
+    with pytest.raises(ValueError, match=r"layout.*'odd'"):
+        scale_channels(x, scale, layout="odd")
+    with pytest.raises(ValueError, match=r"head dim 8.*10"):
+        scale_channels(x, jnp.ones((3, 5)), layout="half")
+    with pytest.raises(ValueError, match=r"scale must be .*\(2,\)"):
+        scale_channels(x, scale[:2], layout="half")

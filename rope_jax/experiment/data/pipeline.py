@@ -60,7 +60,8 @@ def train_dataset(
     >>> batch["inputs"].shape, int((batch["targets"] - batch["inputs"]).min())
     ((2, 4), 1)
     """
-    _check(content, length, batch_size, seed, process_index, process_count)
+    check(content, length=length, batch_size=batch_size)
+    _check_order(batch_size, seed, process_index, process_count)
     windows = np.lib.stride_tricks.sliding_window_view(content, length + 1)[::length]
 
     def gather(indices: np.ndarray) -> dict[str, np.ndarray]:
@@ -85,7 +86,14 @@ def train_dataset(
     )
 
 
-def _check(content, length, batch_size, seed, process_index, process_count) -> None:
+def check(content: np.ndarray, *, length: int, batch_size: int) -> None:
+    """Raise ValueError where the bytes do not fill one batch of windows.
+
+    Args:
+      content: uint8 [number of bytes].
+      length: T, the training context in bytes.
+      batch_size: windows per update.
+    """
     if content.ndim != 1 or content.dtype != np.uint8:
         raise ValueError(
             f"content must be uint8 [number of bytes], got {content.dtype} "
@@ -93,6 +101,17 @@ def _check(content, length, batch_size, seed, process_index, process_count) -> N
         )
     if length < 1:
         raise ValueError(f"length must be at least 1, got {length}")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    windows = max(content.size - 1, 0) // length
+    if batch_size > windows:
+        raise ValueError(
+            f"batch_size must be at most {windows}, the windows of length {length} in "
+            f"{content.size} bytes, got {batch_size}"
+        )
+
+
+def _check_order(batch_size, seed, process_index, process_count) -> None:
     if seed < 0:
         raise ValueError(f"seed must not be negative, got {seed}")
     if not 0 <= process_index < process_count:
@@ -100,16 +119,10 @@ def _check(content, length, batch_size, seed, process_index, process_count) -> N
             f"process_index must be in [0, process_count), got {process_index} of "
             f"{process_count}"
         )
-    if batch_size < 1 or batch_size % process_count:
+    if batch_size % process_count:
         raise ValueError(
-            f"batch_size must be a positive multiple of the {process_count} "
-            f"processes, got {batch_size}"
-        )
-    windows = max(content.size - 1, 0) // length
-    if batch_size > windows:
-        raise ValueError(
-            f"batch_size must be at most {windows}, the windows of length {length} in "
-            f"{content.size} bytes, got {batch_size}"
+            f"batch_size must be a multiple of the {process_count} processes, got "
+            f"{batch_size}"
         )
 
 

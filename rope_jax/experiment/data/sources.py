@@ -79,8 +79,6 @@ def load(data: DataConfig) -> Corpus:
       ValueError: naming the flag, for an unknown source, a file that is missing, empty,
         damaged or too short, or enwik8 that is neither prepared nor can be fetched.
     """
-    if data.length < 1:
-        raise ValueError(f"--config.data.length must be at least 1, got {data.length}")
     if data.path:
         content = files.read_bytes(data.path)
         label = pathlib.Path(data.path).name

@@ -148,7 +148,6 @@ def test_too_short_a_file_names_the_sizes(tmp_path):
     ("change", "flag", "valid"),
     [
         ({"source": "text8"}, "--config.data.source", "embedded, enwik8"),
-        ({"length": 0}, "--config.data.length", "at least 1"),
         ({"length": 10_000_000}, "--config.data.length", "shorter length"),
         ({"path": "/no/such/file"}, "--config.data.path", "raw bytes"),
     ],

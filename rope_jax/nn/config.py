@@ -1,0 +1,84 @@
+"""The decoder's architecture as data, and the check of its sizes and names.
+
+It is filled by configs and flags, so it stays mutable; modules copy plain values out.
+"""
+
+from dataclasses import dataclass, field
+
+from rope_jax.functional.attention import IMPLEMENTATIONS
+from rope_jax.nn.absolute import LearnedOptions, SinusoidalOptions
+from rope_jax.nn.biases import FireOptions, KerpleOptions, SandwichOptions, T5Options
+from rope_jax.nn.contextual import CopeOptions, DapeOptions, ShawOptions
+from rope_jax.nn.encodings import ENCODINGS
+from rope_jax.nn.rotations import (
+    PropeOptions,
+    RandomRopeOptions,
+    RopeOptions,
+    XposOptions,
+)
+
+
+@dataclass
+class DecoderConfig:
+    """The architecture. Sizes of 0 are derived: see each field."""
+
+    encoding: str = "rope"
+    num_layers: int = 4
+    model_dim: int = 128
+    num_heads: int = 4
+    num_kv_heads: int = 0  # 0: as many as num_heads
+    head_dim: int = 32
+    mlp: str = "gated"  # "gated" (SwiGLU) or "plain" (GELU)
+    mlp_dim: int = 0  # 0: 4 model_dim plain, 8/3 model_dim gated, to multiples of 64
+    qk_norm: bool = False
+    dropout: float = 0.0
+    tied_output: bool = False
+    vocab_size: int = 256
+    dtype: str = "float32"  # compute; parameters are float32
+    remat: str = "none"  # "full" recomputes each layer in the backward pass
+    attention_implementation: str = "auto"  # of rope_jax.attention
+    sinusoidal: SinusoidalOptions = field(default_factory=SinusoidalOptions)
+    learned: LearnedOptions = field(default_factory=LearnedOptions)
+    rope: RopeOptions = field(default_factory=RopeOptions)
+    prope: PropeOptions = field(default_factory=PropeOptions)
+    xpos: XposOptions = field(default_factory=XposOptions)
+    random_rope: RandomRopeOptions = field(default_factory=RandomRopeOptions)
+    t5: T5Options = field(default_factory=T5Options)
+    kerple: KerpleOptions = field(default_factory=KerpleOptions)
+    fire: FireOptions = field(default_factory=FireOptions)
+    sandwich: SandwichOptions = field(default_factory=SandwichOptions)
+    shaw: ShawOptions = field(default_factory=ShawOptions)
+    cope: CopeOptions = field(default_factory=CopeOptions)
+    dape: DapeOptions = field(default_factory=DapeOptions)
+
+
+def check_config(config: DecoderConfig) -> None:
+    """Raise ValueError, naming the field, for a size or name that cannot work."""
+    for name in ("num_layers", "model_dim", "num_heads", "head_dim", "vocab_size"):
+        if getattr(config, name) < 1:
+            raise ValueError(
+                f"model.{name} must be at least 1, got {getattr(config, name)}"
+            )
+    kv_heads = config.num_kv_heads or config.num_heads
+    if kv_heads < 0 or config.num_heads % kv_heads:
+        raise ValueError(
+            "model.num_kv_heads must divide model.num_heads, got "
+            f"{config.num_kv_heads} and {config.num_heads}"
+        )
+    if config.mlp_dim < 0:
+        raise ValueError(f"model.mlp_dim must not be negative, got {config.mlp_dim}")
+    if not 0.0 <= config.dropout < 1.0:
+        raise ValueError(f"model.dropout must be in [0, 1), got {config.dropout}")
+    choices = {
+        "encoding": tuple(ENCODINGS),
+        "mlp": ("gated", "plain"),
+        "dtype": ("float32", "bfloat16"),
+        "remat": ("none", "full"),
+        "attention_implementation": ("auto", *IMPLEMENTATIONS),
+    }
+    for name, valid in choices.items():
+        if getattr(config, name) not in valid:
+            raise ValueError(
+                f"model.{name} must be one of {', '.join(valid)}; got "
+                f"{getattr(config, name)!r}"
+            )
