@@ -4,7 +4,11 @@
         --config.data.path=PATH/TO/enwik6 --workdir=runs/enwik6
 
 The argument lists the encodings. enwik6 is the first 1,000,000 bytes of enwik8; any
-byte file will do.
+byte file will do. Without --config.data.path all of enwik8 is downloaded.
+
+Hardware and time: two busy cores of an AMD EPYC, about 8 minutes of training for an
+encoding and one of evaluation. Reached on enwik6, in bits per byte at 128 bytes of
+context: rope 2.28, alibi 2.34, sinusoidal 2.49, learned 2.59, none 3.29.
 """
 
 from rope_jax.experiment.config import (

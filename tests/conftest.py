@@ -1,6 +1,13 @@
 """Settings for every test: eight virtual devices, and no silent broadcasting."""
 
+import os
 import pathlib
+
+# The suite spends most of its time in the compiler, and many tests compile the same
+# program, some of them in processes of their own. Set before jax is imported.
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache/jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 
 import jax
 import pytest
@@ -9,7 +16,7 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-SHARED = pathlib.Path(__file__).resolve().parents[2] / "shared"
+SHARED = ROOT.parent / "shared"
 
 
 @pytest.fixture(scope="session")
