@@ -88,7 +88,7 @@ def attention(
         "GQA" (2023), for grouped heads.
     """
     query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
-    _check_heads(query, key, value)
+    check_heads(query, key, value)
     *batch, num_queries, num_heads, head_dim = query.shape
     num_keys, num_groups, value_dim = value.shape[-3:]
     by_index = causal and query_positions is None and key_positions is None
@@ -98,8 +98,8 @@ def attention(
     if key_positions is None:
         key_positions = jnp.arange(num_keys)
     query_segments, key_segments = _segment_pair(segment_ids, num_queries, num_keys)
-    rows = functools.partial(_per_entry, batch=batch, length=num_queries)
-    columns = functools.partial(_per_entry, batch=batch, length=num_keys)
+    rows = functools.partial(per_entry, batch=batch, length=num_queries)
+    columns = functools.partial(per_entry, batch=batch, length=num_keys)
     grouped = (*batch, num_groups, num_heads // num_groups, num_queries)
     request = Request(
         query=jnp.swapaxes(query, -2, -3).reshape(*grouped, head_dim),
@@ -173,7 +173,8 @@ def _implementation(name, request):
     return IMPLEMENTATIONS[name]
 
 
-def _check_heads(query, key, value):
+def check_heads(query, key, value):
+    """Raise ValueError unless query, key and value fit, naming the one that does not."""
     for name, array in (("query", query), ("key", key), ("value", value)):
         if array.ndim < 3 or 0 in array.shape:
             raise ValueError(
@@ -230,7 +231,7 @@ def _segment_pair(segment_ids, num_queries, num_keys):
     return segment_ids, segment_ids
 
 
-def _per_entry(name, array, *, batch, length, kind="integral"):
+def per_entry(name, array, *, batch, length, kind="integral"):
     """Check an array with one entry for each query or key, of each row or of all."""
     if array is None:
         return None
