@@ -174,7 +174,7 @@ def _implementation(name, request):
 
 
 def check_heads(query, key, value):
-    """Raise ValueError unless query, key and value fit, naming the one that does not."""
+    """Raise ValueError, naming the array, unless query, key and value fit."""
     for name, array in (("query", query), ("key", key), ("value", value)):
         if array.ndim < 3 or 0 in array.shape:
             raise ValueError(
