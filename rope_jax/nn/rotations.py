@@ -90,6 +90,8 @@ class Rope(Encoding):
                 f"factor {self.factor:g} needs a scaling other than 'none', one of "
                 f"{', '.join(SCALINGS[1:])}"
             )
+        if self.factor == 1.0 and self.scaling not in ("none", "dynamic_ntk"):
+            raise ValueError(f"scaling {self.scaling!r} needs a factor above 1, got 1")
         self.frequencies(1)  # wrong options raise here, not in the first step
 
     def frequencies(self, length: int) -> frequencies.Frequencies:
