@@ -4,6 +4,10 @@
 
 The data is the embedded corpus: the text of the Python standard library that is
 running, real bytes on every machine.
+
+Hardware and time: two busy cores of an AMD EPYC, under five minutes of training and
+about one of evaluation. Reached with Python 3.13, in bits per byte at 128 and 1,024
+bytes of context: alibi 2.76 and 2.77, rope 2.47 and 4.08, sinusoidal 3.11 and 4.04.
 """
 
 from rope_jax.experiment.config import (
