@@ -37,6 +37,7 @@ class DecoderConfig:
     dtype: str = "float32"  # compute; parameters are float32
     remat: str = "none"  # "full" recomputes each layer in the backward pass
     attention_implementation: str = "auto"  # of rope_jax.attention
+    window: int = 0  # tokens attended to, the query's own included; 0 is all
     sinusoidal: SinusoidalOptions = field(default_factory=SinusoidalOptions)
     learned: LearnedOptions = field(default_factory=LearnedOptions)
     rope: RopeOptions = field(default_factory=RopeOptions)
@@ -65,8 +66,11 @@ def check_config(config: DecoderConfig) -> None:
             "model.num_kv_heads must divide model.num_heads, got "
             f"{config.num_kv_heads} and {config.num_heads}"
         )
-    if config.mlp_dim < 0:
-        raise ValueError(f"model.mlp_dim must not be negative, got {config.mlp_dim}")
+    for name in ("mlp_dim", "window"):
+        if getattr(config, name) < 0:
+            raise ValueError(
+                f"model.{name} must not be negative, got {getattr(config, name)}"
+            )
     if not 0.0 <= config.dropout < 1.0:
         raise ValueError(f"model.dropout must be in [0, 1), got {config.dropout}")
     choices = {

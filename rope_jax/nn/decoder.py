@@ -12,8 +12,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from rope_jax.functional.attention import attention
+from rope_jax.functional.distance import relative_positions, to_rank
 from rope_jax.functional.positions import positions_from_mask, positions_from_segments
 from rope_jax.nn.config import DecoderConfig, check_config
+from rope_jax.nn.encoding import BlockBias
 from rope_jax.nn.encodings import ENCODINGS, make_encoding
 
 
@@ -50,6 +52,7 @@ class Attention(nnx.Module):
         # By the width of the projections: an encoding may hand on wider queries.
         self.scale = width**-0.5
         self.implementation = _implementation(config)
+        self.window = config.window
 
     def __call__(self, x, positions, encoding, segment_ids, key_mask):
         """Attend over `x` `[B, T, D]`; `positions` feed the encoding alone.
@@ -65,7 +68,7 @@ class Attention(nnx.Module):
             query,
             key,
             value,
-            bias=encoding.scores(x, query, key, positions),
+            bias=_within(self.window, encoding.scores(x, query, key, positions)),
             segment_ids=segment_ids,
             key_mask=key_mask,
             scale=self.scale,
@@ -252,6 +255,21 @@ def _default_positions(tokens, segment_ids, key_mask):
     if key_mask is not None:
         return positions_from_mask(key_mask)
     return jnp.arange(tokens.shape[-1])
+
+
+def _within(window: int, bias: BlockBias | None) -> BlockBias | None:
+    """A bias that also ends each row `window` tokens back; 0 for no end."""
+    if not window:
+        return bias
+
+    def windowed(t, s):
+        near = relative_positions(t, s) > -window
+        if bias is None:
+            return jnp.where(near, 0.0, -jnp.inf)
+        values = bias(t, s)
+        return jnp.where(to_rank(near, values.ndim), values, -jnp.inf)
+
+    return windowed
 
 
 def _implementation(config: DecoderConfig) -> str:
