@@ -10,14 +10,15 @@ number of batches that it has handed out, and a resumed run sees the same window
 """
 
 import collections
+from collections.abc import Callable
 
 import grain
 import jax
 import numpy as np
 
-# Windows handed out in a run that never ends. Grain's own endless `repeat()` has a
+# Rows handed out in a run that never ends. Grain's own endless `repeat()` has a
 # length that overflows where a process has one window per batch.
-_ENDLESS = 2**62
+ENDLESS = 2**62
 
 
 def train_dataset(
@@ -61,7 +62,8 @@ def train_dataset(
     ((2, 4), 1)
     """
     check(content, length=length, batch_size=batch_size)
-    _check_order(batch_size, seed, process_index, process_count)
+    if seed < 0:
+        raise ValueError(f"seed must not be negative, got {seed}")
     windows = np.lib.stride_tricks.sliding_window_view(content, length + 1)[::length]
 
     def gather(indices: np.ndarray) -> dict[str, np.ndarray]:
@@ -74,12 +76,51 @@ def train_dataset(
     # Grain adds the epoch to the seed. Hashed first, seed 0's second epoch is not
     # seed 1's first, which would make the runs of a sweep share their batches.
     mixed = int(np.random.SeedSequence(seed).generate_state(1)[0])
-    local = batch_size // process_count
+    indices = grain.MapDataset.range(len(windows)).shuffle(seed=mixed)
+    return batches(
+        indices.repeat(ENDLESS // len(windows)),
+        gather,
+        batch_size=batch_size,
+        process_index=process_index,
+        process_count=process_count,
+    )
+
+
+def batches(
+    indices: grain.MapDataset,
+    gather: Callable[[np.ndarray], dict[str, np.ndarray]],
+    *,
+    batch_size: int,
+    process_index: int,
+    process_count: int,
+) -> grain.IterDataset:
+    """This process's rows of each batch of an endless dataset of indices.
+
+    Args:
+      indices: in the order in which one process would take them.
+      gather: makes a batch's rows from its indices, int64 [b/n].
+      batch_size: b, over all processes.
+      process_index: p.
+      process_count: n.
+
+    Returns:
+      A dataset of what `gather` returns, without threads or worker processes.
+
+    Raises:
+      ValueError: a part that does not exist, or a batch that is not divided.
+    """
+    if not 0 <= process_index < process_count:
+        raise ValueError(
+            f"process_index must be in [0, process_count), got {process_index} of "
+            f"{process_count}"
+        )
+    if batch_size % process_count:
+        raise ValueError(
+            f"batch_size must be a multiple of the {process_count} processes, got "
+            f"{batch_size}"
+        )
     return (
-        grain.MapDataset.range(len(windows))
-        .shuffle(seed=mixed)
-        .repeat(_ENDLESS // len(windows))
-        .batch(local, batch_fn=np.asarray)
+        indices.batch(batch_size // process_count, batch_fn=np.asarray)
         .slice(slice(process_index, None, process_count))
         .map(gather)
         .to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
@@ -108,21 +149,6 @@ def check(content: np.ndarray, *, length: int, batch_size: int) -> None:
         raise ValueError(
             f"batch_size must be at most {windows}, the windows of length {length} in "
             f"{content.size} bytes, got {batch_size}"
-        )
-
-
-def _check_order(batch_size, seed, process_index, process_count) -> None:
-    if seed < 0:
-        raise ValueError(f"seed must not be negative, got {seed}")
-    if not 0 <= process_index < process_count:
-        raise ValueError(
-            f"process_index must be in [0, process_count), got {process_index} of "
-            f"{process_count}"
-        )
-    if batch_size % process_count:
-        raise ValueError(
-            f"batch_size must be a multiple of the {process_count} processes, got "
-            f"{batch_size}"
         )
 
 

@@ -16,8 +16,10 @@ import numpy as np
 
 from rope_jax.experiment.config import DataConfig
 from rope_jax.experiment.data import embedded, files
+from rope_jax.experiment.data.task_source import Task
+from rope_jax.experiment.data.tasks import TASKS
 
-SOURCES = ("embedded", "enwik8")
+SOURCES = ("embedded", "enwik8", *TASKS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,18 +64,18 @@ def split_bytes(content: np.ndarray, name: str) -> Corpus:
     return Corpus(content[:first], content[first:second], content[second:], name)
 
 
-def load(data: DataConfig) -> Corpus:
-    """The corpus that a config asks for, from memory, disk or (enwik8 only) the net.
+def load(data: DataConfig) -> Corpus | Task:
+    """The task, or the corpus from memory, disk or (enwik8 only) the net, of a config.
 
     `data.path`, where given, is used instead of `data.source`. Nothing is ever put in
     place of missing data.
 
     Args:
-      data: source, path, data_dir and length.
+      data: source, path, data_dir, length and task.
 
     Returns:
-      The corpus; each of its three parts holds at least one training window, which is
-      `data.length` + 1 bytes.
+      The task, or the corpus: each of its three parts holds at least one training
+      window, which is `data.length` + 1 bytes.
 
     Raises:
       ValueError: naming the flag, for an unknown source, a file that is missing, empty,
@@ -92,6 +94,8 @@ def load(data: DataConfig) -> Corpus:
         from rope_jax.experiment.data import enwik8
 
         corpus = Corpus(*enwik8.load(data.data_dir), name="enwik8 (100,000,000 bytes)")
+    elif data.source in TASKS:
+        return Task(data.source, data.task)
     else:
         raise ValueError(
             f"--config.data.source must be one of {', '.join(SOURCES)}, "
