@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from rope_jax.experiment.data import tasks
+from rope_jax.experiment.data.tasks import TASKS, TaskOptions
 from rope_jax.nn.config import DecoderConfig
 from rope_jax.nn.decoder import Decoder
 from rope_jax.nn.encodings import ENCODINGS
@@ -26,10 +28,16 @@ from rope_jax.nn.encodings import ENCODINGS
 class DataConfig:
     """Where the bytes come from, and how they are cut."""
 
-    source: str = "embedded"  # "embedded" or "enwik8"
+    source: str = "embedded"  # "embedded", "enwik8" or a task: see data/tasks.py
     path: str = ""  # a local byte file (raw, .zip or .gz), used instead of `source`
     data_dir: str = ""  # where TensorFlow Datasets keeps enwik8; "" is its default
-    length: int = 128  # training context in bytes
+    length: int = 128  # training context in bytes; of a task 0: its longest example
+    task: TaskOptions = field(default_factory=TaskOptions)
+
+    @property
+    def train_length(self) -> int:
+        """The longest length of training, in bytes or in the units of a task."""
+        return self.task.max_length if self.source in TASKS else self.length
 
 
 @dataclass
@@ -54,15 +62,20 @@ class TrainConfig:
 
 @dataclass
 class EvalConfig:
-    """What is measured after training, and by eval.py."""
+    """What is measured after training, and by eval.py.
+
+    The protocol "task" measures a task and nothing else. Its lengths are in the
+    task's units, and by default go to 8 times the longest of training.
+    """
 
     lengths: tuple[int, ...] = (128, 256, 512, 1024, 2048)
-    protocol: str = "anchored"  # or "nonoverlap", "sliding", "per_position"
+    protocol: str = "anchored"  # or "nonoverlap", "sliding", "per_position", "task"
     split: str = "validation"  # or "test"
     anchors: int = 256  # anchored: blocks scored, spread over the split
     block: int = 32  # anchored: bytes scored in each block
     stride: int = 0  # sliding, per_position: bytes from window to window; 0: a part
     max_bytes: int = 0  # bytes read by the protocols other than anchored; 0 is all
+    examples: int = 256  # task: examples of each length
     batch_tokens: int = 16384  # tokens that one evaluation call is fed
     bootstrap: int = 2000  # resamples behind each 95 % interval
     seed: int = 0  # of the bootstrap
@@ -122,6 +135,7 @@ def resolve(config: Config) -> Config:
       ValueError: naming the field, the value and what is valid.
     """
     config = _build(Config, to_dict(config), "--config")
+    _resolve_task(config)
     model, length = config.model, config.data.length
     for options, name, value in (
         (model.learned, "max_length", length),
@@ -135,6 +149,24 @@ def resolve(config: Config) -> Config:
     config.sweep.seeds = config.sweep.seeds or (config.train.seed,)
     _check(config)
     return config
+
+
+def _resolve_task(config: Config) -> None:
+    """Derive the row and the lengths of a task; refuse what contradicts it."""
+    data = config.data
+    tasks.check(data.source, data.task)
+    if data.source not in TASKS:
+        return
+    task = f"empty for --config.data.source={data.source}"
+    _require(not data.path, "data.path", data.path, task)
+    trained = data.task.max_length
+    row = tasks.row_length(data.source, data.task, trained)
+    example = f"0 or {row}, the row of the longest example of {data.source}"
+    _require(data.length in (0, row), "data.length", data.length, example)
+    data.length = row
+    if not config.eval.lengths:
+        quarters = (4, 5, 6, 8, 16, 32)
+        config.eval.lengths = tuple(sorted({trained * n // 4 for n in quarters}))
 
 
 def differences(left: Config, right: Config) -> list[str]:

@@ -18,7 +18,8 @@ from rope_jax.experiment import metrics as metrics_lib
 from rope_jax.experiment import run_directory
 from rope_jax.experiment.checkpoint import Checkpoints, abstract_model, with_shardings
 from rope_jax.experiment.config import Config, resolve
-from rope_jax.experiment.data import pipeline, sources
+from rope_jax.experiment.data import pipeline, sources, task_source
+from rope_jax.experiment.data.task_source import Task
 from rope_jax.experiment.errors import RunError
 from rope_jax.experiment.mesh import (
     batch_sharding,
@@ -51,7 +52,7 @@ def check_workdir(config: Config, workdir: str | os.PathLike) -> None:
     run_directory.check_config(resolve(config), run_directory.absolute(workdir))
 
 
-def check(config: Config, corpus: sources.Corpus) -> None:
+def check(config: Config, corpus: sources.Corpus | Task) -> None:
     """Raise ValueError where a run could not take its first step.
 
     Args:
@@ -59,6 +60,8 @@ def check(config: Config, corpus: sources.Corpus) -> None:
       corpus: what it would be trained on.
     """
     check_mesh(config)
+    if isinstance(corpus, Task):  # it has as many rows as are asked for
+        return
     pipeline.check(
         corpus.train, length=config.data.length, batch_size=config.train.batch_size
     )
@@ -67,7 +70,7 @@ def check(config: Config, corpus: sources.Corpus) -> None:
 def fit(
     config: Config,
     workdir: str | os.PathLike,
-    corpus: sources.Corpus | None = None,
+    corpus: sources.Corpus | Task | None = None,
 ) -> FitResult:
     """Train the run that a config describes, resuming what `workdir` holds.
 
@@ -104,7 +107,7 @@ def fit(
     check(config, corpus)
     mesh = make_mesh(config.mesh)
     with jax.set_mesh(mesh), StopSignal() as stop:
-        run = _Run(config, mesh, corpus.train)
+        run = _Run(config, mesh, corpus)
         if not done:
             run.begin()
         with Checkpoints(run_dir, config, corpus.sha256) as checkpoints:
@@ -123,7 +126,7 @@ def _save_config(config: Config, run_dir: pathlib.Path) -> None:
 class _Run:
     """The compiled step and everything that changes while a run goes on."""
 
-    def __init__(self, config, mesh, train_bytes):
+    def __init__(self, config, mesh, corpus):
         self.config = config
         optimizer = make_optimizer(config.train)
         self._init = functools.partial(
@@ -136,7 +139,7 @@ class _Run:
         window = with_shardings(
             window, jax.tree.map(lambda _: replicated(mesh), window)
         )
-        self.iterator = _batches(config, mesh, train_bytes)
+        self.iterator = _batches(config, mesh, corpus)
         self._abstract = abstract, window
         self._add = _on(window, metrics_lib.add_step)
         self._restart = _on(window, metrics_lib.restart_window)
@@ -151,9 +154,11 @@ class _Run:
         tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(mesh))
         # Compiled before the clock starts, and unable to compile a second time.
         began = time.monotonic()
-        self._train_step = train_step.lower(
-            abstract, {"inputs": tokens, "targets": tokens}
-        ).compile()
+        names = ("inputs", "targets")
+        if isinstance(corpus, Task):
+            names += ("weights",)
+        batch = dict.fromkeys(names, tokens)
+        self._train_step = train_step.lower(abstract, batch).compile()
         logging.info("compiled the step in %.1f s", time.monotonic() - began)
 
     def _key(self):
@@ -263,17 +268,21 @@ class _Reporter:
         raise RunError(f"the loss is not finite at step {bad_step}; {good}")
 
 
-def _batches(config: Config, mesh, train_bytes):
+def _batches(config: Config, mesh, corpus):
     sharding = batch_sharding(mesh)
     index, count = pipeline.process_slice(sharding)
-    dataset = pipeline.train_dataset(
-        train_bytes,
-        length=config.data.length,
-        batch_size=config.train.batch_size,
-        seed=config.train.seed,
-        process_index=index,
-        process_count=count,
-    )
+    options = {
+        "batch_size": config.train.batch_size,
+        "seed": config.train.seed,
+        "process_index": index,
+        "process_count": count,
+    }
+    if isinstance(corpus, Task):
+        dataset = task_source.train_dataset(corpus, **options)
+    else:
+        dataset = pipeline.train_dataset(
+            corpus.train, length=config.data.length, **options
+        )
     return pipeline.to_device(dataset, sharding)
 
 
