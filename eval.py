@@ -20,13 +20,14 @@ _WORKDIR = flags.DEFINE_string(
     "workdir", None, "One run's directory, or one above runs.", required=True
 )
 _HELP = {
-    "lengths": "Context lengths in bytes, as 128,256,512.",
-    "protocol": f"How bytes are scored: {', '.join(evaluation.PROTOCOLS)}.",
+    "lengths": "Context lengths in bytes, as 128,256,512; of a task in its units.",
+    "protocol": f"How bytes are scored: {', '.join(evaluation.PROTOCOLS)}; or task.",
     "split": "validation or test.",
     "anchors": "anchored: how many blocks are scored.",
     "block": "anchored: bytes scored in each block.",
     "stride": "sliding, per_position: bytes from window to window.",
     "max_bytes": "Bytes read by the protocols other than anchored; 0 is all.",
+    "examples": "task: examples of each length.",
     "batch_tokens": "Tokens that one call of the model is fed.",
     "bootstrap": "Resamples behind each 95 % interval.",
     "seed": "Seed of the resamples.",

@@ -19,10 +19,19 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from rope_jax.experiment import checkpoint, plots, report, run_directory
+from rope_jax.experiment import (
+    checkpoint,
+    plots,
+    report,
+    run_directory,
+    task_evaluation,
+    task_plots,
+    task_report,
+)
 from rope_jax.experiment.bootstrap import mean_interval, unit_values
 from rope_jax.experiment.config import Config, EvalConfig, MeshConfig
 from rope_jax.experiment.data import sources
+from rope_jax.experiment.data.task_source import Task
 from rope_jax.experiment.mesh import make_mesh, param_shardings
 from rope_jax.experiment.protocols import PROTOCOLS, Cell, Windows, plan
 from rope_jax.experiment.scoring import Apply, ModelApply, score
@@ -141,8 +150,11 @@ def _statistics(values, reference, options) -> dict:
     return {name: None if v is None or math.isnan(v) else v for name, v in row.items()}
 
 
-def check(config: EvalConfig, corpus: sources.Corpus, train_length: int) -> None:
+def check(config: EvalConfig, corpus: sources.Corpus | Task, train_length: int) -> None:
     """Raise ValueError, naming the flag, where an evaluation could not be done."""
+    if isinstance(corpus, Task):
+        task_evaluation.check(config, corpus)
+        return
     plan(len(_split(corpus, config)), config, train_length)
 
 
@@ -153,7 +165,7 @@ def _split(corpus: sources.Corpus, config: EvalConfig) -> np.ndarray:
 def evaluate_run(
     run_dir: str | pathlib.Path,
     eval_config: EvalConfig,
-    corpus: sources.Corpus | None = None,
+    corpus: sources.Corpus | Task | None = None,
     mesh: Mesh | None = None,
 ) -> list[dict]:
     """The rows of one run, from its last checkpoint and its own saved config.
@@ -166,7 +178,8 @@ def evaluate_run(
         present, splits batches over all of them.
 
     Returns:
-      Rows with the keys of `measure`, and encoding, seed, protocol, split,
+      Rows with the keys of `measure` (of a task, of `task_evaluation.measure`, and
+      its lengths are in the task's units), and encoding, seed, protocol, split,
       train_length, step, dtype and corpus.
 
     Raises:
@@ -177,21 +190,19 @@ def evaluate_run(
     config = run_directory.load_config(run_dir)
     corpus = sources.load(config.data) if corpus is None else corpus
     _check_bytes(run_dir, corpus)
-    check(eval_config, corpus, config.data.length)
+    check(eval_config, corpus, config.data.train_length)
     mesh = _mesh_of(config) if mesh is None else mesh
     with jax.set_mesh(mesh):
         config, graphdef, params, step = checkpoint.load_params(run_dir, mesh=mesh)
-        data, train_length = _split(corpus, eval_config), config.data.length
-        rows = measure(
-            ModelApply(graphdef),
-            params,
-            plan(len(data), eval_config, train_length),
-            data,
-            eval_config,
-            train_length=train_length,
-            max_length=nnx.merge(graphdef, params).max_length,
-            mesh=mesh,
-        )
+        model = ModelApply(graphdef), params
+        limits = {"max_length": nnx.merge(graphdef, params).max_length, "mesh": mesh}
+        if isinstance(corpus, Task):
+            rows = task_evaluation.measure(*model, corpus, eval_config, **limits)
+        else:
+            data, train_length = _split(corpus, eval_config), config.data.length
+            cells = plan(len(data), eval_config, train_length)
+            limits["train_length"] = train_length
+            rows = measure(*model, cells, data, eval_config, **limits)
     about = _about(config, eval_config, corpus, step)
     return [about | row for row in rows]
 
@@ -224,7 +235,7 @@ def _about(config: Config, eval_config: EvalConfig, corpus, step: int) -> dict:
         "seed": config.train.seed,
         "protocol": eval_config.protocol,
         "split": eval_config.split,
-        "train_length": config.data.length,
+        "train_length": config.data.train_length,
         "step": step,
         "dtype": config.model.dtype,
         "corpus": corpus.name,
@@ -237,11 +248,11 @@ def _order(item: tuple[pathlib.Path, Config]):
 
 
 def _corpora(
-    runs: dict[pathlib.Path, Config], corpus: sources.Corpus | None
-) -> dict[pathlib.Path, sources.Corpus]:
+    runs: dict[pathlib.Path, Config], corpus: sources.Corpus | Task | None
+) -> dict[pathlib.Path, sources.Corpus | Task]:
     """What each run was trained on; the same bytes are loaded once."""
     by_hash = {} if corpus is None else {corpus.sha256: corpus}
-    by_config: dict[tuple, sources.Corpus] = {}
+    by_config: dict[tuple, sources.Corpus | Task] = {}
     chosen = {}
     for run, config in runs.items():
         trained, key = checkpoint.corpus_sha256(run), dataclasses.astuple(config.data)
@@ -256,7 +267,7 @@ def _corpora(
 def evaluate_workdir(
     workdir: str | pathlib.Path,
     eval_config: EvalConfig | None = None,
-    corpus: sources.Corpus | None = None,
+    corpus: sources.Corpus | Task | None = None,
     **changes,
 ) -> list[dict]:
     """Evaluate every run below a directory; print and write the results.
@@ -283,12 +294,12 @@ def evaluate_workdir(
     eval_config = dataclasses.replace(eval_config, **changes)
     # Every run at every training length, so that all have the same columns.
     lengths = tuple(eval_config.lengths)
-    trained = {c.data.length for c in runs.values()} - set(lengths)
+    trained = {c.data.train_length for c in runs.values()} - set(lengths)
     lengths += tuple(sorted(trained))
     eval_config = dataclasses.replace(eval_config, lengths=lengths)
     corpora = _corpora(runs, corpus)
     for run, config in runs.items():
-        check(eval_config, corpora[run], config.data.length)
+        check(eval_config, corpora[run], config.data.train_length)
     rows = []
     for run in runs:
         begin = time.monotonic()
@@ -299,8 +310,9 @@ def evaluate_workdir(
         base = run_directory.absolute(workdir) / "extrapolation"
         report.write_json(base.with_suffix(".json"), rows)
         report.write_csv(base.with_suffix(".csv"), rows)
-        print(report.format_table(rows))
+        of_task = eval_config.protocol == task_evaluation.PROTOCOL
+        print((task_report if of_task else report).format_table(rows))
         if any(row["bpc"] is not None for row in rows):
-            plots.plot(rows, base.with_suffix(".png"))
+            (task_plots if of_task else plots).plot(rows, base.with_suffix(".png"))
         print(f"\nwritten: {base}.json, .csv, .png")
     return rows

@@ -84,7 +84,7 @@ def _curves(rows: list[dict]) -> list[_Curve]:
                 low=intervals[:, 0],
                 high=intervals[:, 1],
                 refuses=group[-1]["bpc"] is None,
-                style=_style(index),
+                style=style(index),
             )
         )
     return curves
@@ -100,7 +100,8 @@ def _band(mean: dict, rows: list[dict]) -> tuple[float | None, float | None]:
     raise AssertionError(f"no row is behind {mean}")
 
 
-def _style(index: int) -> dict:
+def style(index: int) -> dict:
+    """Colour, marker and dashes of one line of a picture, the same in all pictures."""
     turn, place = divmod(index, len(_COLOURS))
     return {
         "color": _COLOURS[place],

@@ -12,7 +12,7 @@ import numpy as np
 
 from rope_jax.experiment import atomic
 
-_WIDTH = 100  # columns of a terminal that a table may take
+WIDTH = 100  # columns of a terminal that a table may take
 
 
 def format_table(rows: list[dict]) -> str:
@@ -39,7 +39,7 @@ def format_table(rows: list[dict]) -> str:
         ("bpc", "bits per byte, by bytes of context"),
         ("delta", "difference in bits per byte to the training length"),
     ):
-        parts += [f"{title}:\n{block}" for block in _blocks(rows, name)]
+        parts += [f"{title}:\n{block}" for block in blocks(_lines(rows, name))]
     return "\n\n".join([*parts, "\n".join(_notes(rows))])
 
 
@@ -110,9 +110,12 @@ def _headline(rows: list[dict]) -> str:
     )
 
 
-def _blocks(rows: list[dict], name: str) -> list[str]:
-    """The lines of a table, cut into as many blocks as the width needs."""
-    lines = _lines(rows, name)
+def blocks(lines: list[tuple[tuple, dict[int, str]]]) -> list[str]:
+    """The lines of a table, cut into as many blocks as the width needs.
+
+    Args:
+      lines: (label, cells by length) of each line, the header first.
+    """
     lengths = sorted(lines[0][1])
     columns = zip(*(key for key, _ in lines), strict=True)
     label_widths = [max(map(len, column)) for column in columns]
@@ -121,7 +124,7 @@ def _blocks(rows: list[dict], name: str) -> list[str]:
         for key, _ in lines
     ]
     width = 2 + max(len(text) for _, cells in lines for text in cells.values())
-    fit = max(1, (_WIDTH - len(labels[0])) // width)
+    fit = max(1, (WIDTH - len(labels[0])) // width)
     return [
         "\n".join(
             label + "".join(cells.get(n, "").rjust(width) for n in lengths[i : i + fit])
@@ -175,4 +178,4 @@ def _notes(rows: list[dict]) -> list[str]:
     for (encoding, reason), lengths in missing.items():
         shown = ", ".join(map(str, sorted(lengths)))
         notes.append(f"-: no value for {encoding} at {shown}: {reason}")
-    return [part for note in notes for part in textwrap.wrap(note, _WIDTH)]
+    return [part for note in notes for part in textwrap.wrap(note, WIDTH)]

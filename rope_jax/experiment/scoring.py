@@ -1,8 +1,8 @@
 """The nats of each scored byte of a plan, under any model.
 
 Every batch of a plan has one shape, so a window length costs one compilation; on
-the device nothing but the nats of the last targets is computed, and the host takes
-from them what the plan scores.
+the device nothing but the nats of the last targets is computed (or what else is to
+be known of each), and the host takes from them what the plan scores.
 """
 
 import functools
@@ -22,6 +22,7 @@ from rope_jax.experiment.mesh import batch_sharding, replicated
 from rope_jax.experiment.protocols import Windows
 
 Apply = Callable[..., jax.Array]  # (params, inputs [B, W], *, last) -> [B, last, V]
+Statistic = Callable[[jax.Array, jax.Array], jax.Array]  # (logits, targets)
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ def score(
     *,
     batch_tokens: int = 16384,
     mesh: Mesh | None = None,
+    statistic: Statistic = token_nats,
 ) -> np.ndarray:
     """The nats of each scored byte of a plan, in the order of `windows.targets()`.
 
@@ -60,9 +62,11 @@ def score(
       data: uint8 `[N]`, the split.
       batch_tokens: tokens in one call; at least one window is fed.
       mesh: splits a batch over its data and fsdp axes; None uses one device.
+      statistic: what is to be known of each target, from logits `[B, last, V]` and
+        targets `[B, last]`; `[B, last]` or `[B, last, K]`.
 
     Returns:
-      float32 `[n]`, nats.
+      `[n]` or `[n, K]`, by default the nats in float32.
     """
     shards = 1 if mesh is None else _batch_shards(mesh)
     rows = _batch_rows(windows, batch_tokens, shards)
@@ -70,14 +74,16 @@ def score(
     pending, scored = deque(), []
 
     def collect():
-        mask, nats = pending.popleft()
-        scored.append(np.asarray(nats)[: len(mask)][mask])
+        mask, values = pending.popleft()
+        scored.append(np.asarray(values)[: len(mask)][mask])
 
     for begin in range(0, len(windows.starts), rows):
         part = slice(begin, begin + rows)
         inputs, targets = _batch(windows, data, part, rows)
-        nats = _window_nats(apply, params, put(inputs), put(targets), mesh=mesh)
-        pending.append((windows.scored(part), nats))
+        values = _window_values(
+            apply, params, put(inputs), put(targets), mesh=mesh, statistic=statistic
+        )
+        pending.append((windows.scored(part), values))
         if len(pending) > 1:  # read a batch while the device works on the next
             collect()
     while pending:
@@ -85,14 +91,14 @@ def score(
     return np.concatenate(scored)
 
 
-@functools.partial(jax.jit, static_argnames=("apply", "mesh"))
-def _window_nats(apply, params, inputs, targets, *, mesh):
+@functools.partial(jax.jit, static_argnames=("apply", "mesh", "statistic"))
+def _window_values(apply, params, inputs, targets, *, mesh, statistic):
     inputs, targets = inputs.astype(jnp.int32), targets.astype(jnp.int32)
-    nats = token_nats(apply(params, inputs, last=targets.shape[1]), targets)
+    values = statistic(apply(params, inputs, last=targets.shape[1]), targets)
     if mesh is None:
-        return nats
-    # Every process reads all of the nats.
-    return jax.lax.with_sharding_constraint(nats, replicated(mesh))
+        return values
+    # Every process reads all of the values.
+    return jax.lax.with_sharding_constraint(values, replicated(mesh))
 
 
 def _batch(windows, data, part, rows):
