@@ -5,12 +5,16 @@
     python eval.py --workdir=runs/copy --lengths=20,40,60 --examples=1000
 
 The argument is TASK or TASK:ENCODING,ENCODING. The tasks are copy, reverse, addition
-and mqar (see rope_jax/experiment/data/tasks.py); the encodings are rope, alibi,
-sinusoidal and none unless given. Lengths from 1 to 20 letters, digits or pairs are
-trained on: --config.data.task.max_length=40 makes that 40, and the lengths tested
-follow. Numbers are added as they are written;
---config.data.task.reverse=sum begins the sum with its last digit, which is learned
-sooner. Each task needs a workdir of its own.
+and mqar (see rope_jax/experiment/data/tasks.py); the encodings are rope and alibi
+unless given. Lengths from 1 to 20 letters, digits or pairs are trained on;
+--config.data.task.max_length=40 makes that 40, and the lengths tested follow. Numbers
+are added as they are written: --config.data.task.reverse=sum begins the sum with its
+last digit. Each task needs a workdir of its own.
+
+Hardware and time: meant for some minutes of training for an encoding on two CPU cores,
+which nothing has been trained for yet, so it states no result. What was tried is that
+it learns: copy of 1 to 5 letters in batches of 32 went from 8 bits per scored byte to
+2.0 in 300 updates with rope (26 letters drawn evenly are 4.7 bits each).
 """
 
 from rope_jax.experiment.config import (
@@ -22,7 +26,7 @@ from rope_jax.experiment.config import (
 )
 from rope_jax.nn.config import DecoderConfig
 
-_ENCODINGS = "rope,alibi,sinusoidal,none"
+_ENCODINGS = "rope,alibi"
 
 
 def get_config(task: str = "copy") -> Config:

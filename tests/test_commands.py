@@ -177,6 +177,14 @@ def test_the_whole_job(run, text, tmp_path):
         (["--config.data.path=no/such/file"], ["data.path", "no/such/file"]),
         (["--config.data.path="], None),  # the embedded corpus: see below
         (["--config=no_such_config.py"], ["no_such_config.py"]),
+        ([f"--config={ROOT}/configs/tasks.py:copi"], ["source=copi", "tasks copy"]),
+        ([f"--config={ROOT}/configs/tasks.py:copy:rop"], ["encoding", "'rop'"]),
+        (["--config.data.source=copy"], ["data.length must be 0 or 41", "got 128"]),
+        (
+            [f"--config={ROOT}/configs/tasks.py", "--config.eval.block=8"],
+            ["--block", "no effect on a task"],
+        ),
+        (["--config.data.task.reverse=sum"], ["task.reverse=sum would have no effect"]),
         (["runs/x"], ["unexpected argument 'runs/x'"]),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

@@ -156,6 +156,9 @@ def _resolve_task(config: Config) -> None:
     data = config.data
     tasks.check(data.source, data.task)
     if data.source not in TASKS:
+        text = f"at least 1 with --config.data.source={data.source} (0 is for the tasks"
+        text = f"{text} {', '.join(TASKS)})"
+        _require(data.length >= 1, "data.length", data.length, text)
         return
     task = f"empty for --config.data.source={data.source}"
     _require(not data.path, "data.path", data.path, task)
@@ -230,17 +233,9 @@ def _require(ok: bool, field: str, value, valid: str) -> None:
 def _check(config: Config) -> None:
     # `data.source`, and all of `eval`, are checked by what uses them.
     train = config.train
-    at_least_one = {
-        "data": (config.data, ("length",)),
-        "train": (
-            train,
-            ("steps", "batch_size", "accumulate", "log_every", "checkpoint_every"),
-        ),
-    }
-    for group, (record, names) in at_least_one.items():
-        for name in names:
-            value = getattr(record, name)
-            _require(value >= 1, f"{group}.{name}", value, "at least 1")
+    for name in ("steps", "batch_size", "accumulate", "log_every", "checkpoint_every"):
+        value = getattr(train, name)
+        _require(value >= 1, f"train.{name}", value, "at least 1")
     _require(
         train.batch_size % train.accumulate == 0,
         "train.accumulate",

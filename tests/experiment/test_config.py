@@ -59,7 +59,11 @@ def test_tuples_may_come_as_text():
         ("train.learning_rate", float("inf"), "train.learning_rate must be positive"),
         ("train.warmup_steps", 2000, "warmup_steps must be at most train.steps 1000"),
         ("train.seed", -1, "train.seed must be 0 or more.*got -1"),
-        ("data.length", 0, "--config.data.length must be at least 1, got 0"),
+        (
+            "data.length",
+            0,
+            "--config.data.length must be at least 1 .*=embedded .*, got 0",
+        ),
         ("model.encoding", "ropee", "model.encoding must be one of none, .*'ropee'"),
         ("sweep.encodings", ("rope", "rope"), "sweep.encodings must be different"),
         ("sweep.encodings", ("rope", "x"), "sweep.encodings must be one of none"),
