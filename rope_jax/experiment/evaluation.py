@@ -179,8 +179,8 @@ def evaluate_run(
 
     Returns:
       Rows with the keys of `measure` (of a task, of `task_evaluation.measure`, and
-      its lengths are in the task's units), and encoding, seed, protocol, split,
-      train_length, step, dtype and corpus.
+      its lengths are in the task's units), and encoding, attention, seed, protocol,
+      split, train_length, step, dtype and corpus.
 
     Raises:
       FileNotFoundError: no checkpoint.
@@ -232,6 +232,7 @@ def _mesh_of(config: Config) -> Mesh:
 def _about(config: Config, eval_config: EvalConfig, corpus, step: int) -> dict:
     return {
         "encoding": config.model.encoding,
+        "attention": config.model.attention,
         "seed": config.train.seed,
         "protocol": eval_config.protocol,
         "split": eval_config.split,
@@ -244,7 +245,8 @@ def _about(config: Config, eval_config: EvalConfig, corpus, step: int) -> dict:
 
 def _order(item: tuple[pathlib.Path, Config]):
     run, config = item
-    return run.parent, config.model.encoding, config.train.seed, run.name
+    model = config.model
+    return run.parent, model.attention, model.encoding, config.train.seed, run.name
 
 
 def _corpora(

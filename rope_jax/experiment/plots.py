@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from rope_jax.experiment.report import aggregate
+from rope_jax.experiment.report import aggregate, name_attention
 
 # Okabe & Ito's colours, told apart by readers with any colour vision; beyond seven
 # encodings the line style changes as well. Markers never repeat beside a colour.
@@ -35,6 +35,7 @@ def plot(rows: list[dict], path: pathlib.Path | str) -> None:
     Raises:
       ValueError: no row has a value.
     """
+    rows = name_attention(rows)
     curves = _curves(rows)
     if not curves:
         raise ValueError("rows must hold at least one with a bpc")

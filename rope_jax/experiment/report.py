@@ -34,6 +34,7 @@ def format_table(rows: list[dict]) -> str:
     """
     if not rows:
         raise ValueError("rows must not be empty")
+    rows = name_attention(rows)
     parts = [_headline(rows)]
     for name, title in (
         ("bpc", "bits per byte, by bytes of context"),
@@ -69,6 +70,16 @@ def aggregate(rows: Iterable[dict]) -> list[dict]:
             one[f"{name}_sd"] = float(np.std(values, ddof=1)) if several else None
         made.append(one)
     return made
+
+
+def name_attention(rows: Iterable[dict]) -> list[dict]:
+    """The rows, those of linear attention with that word beside their encoding."""
+    return [
+        row | {"encoding": f"{row['encoding']} linear"}
+        if row.get("attention") == "linear"
+        else row
+        for row in rows
+    ]
 
 
 def write_json(path: pathlib.Path, rows: list[dict]) -> None:

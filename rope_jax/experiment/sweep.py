@@ -56,11 +56,13 @@ def select(config: Config, chosen: Collection[str]) -> Config:
         setattr(config.sweep, grid, ())
     names = config.sweep.encodings or (config.model.encoding,)
     used = {group for name in names for group in _options(name)}
+    used |= {"linear"} if config.model.attention == "linear" else set()
     for field in chosen:
         parts = field.split(".")
         if parts[0] == "model" and len(parts) == 3 and parts[1] not in used:
             raise ValueError(
-                f"--config.{field} would have no effect: none of the encodings "
+                f"--config.{field} would have no effect: neither model.attention "
+                f"{config.model.attention!r} nor any of the encodings "
                 f"({', '.join(names)}) has options in model.{parts[1]}"
             )
     return config

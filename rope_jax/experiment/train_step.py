@@ -5,6 +5,7 @@ dispatched ahead of anybody reading its results, and compiled ahead of time for
 machines that are not present.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -83,7 +84,8 @@ def make_train_step(
     model takes them.
 
     Args:
-      graphdef: static part of the model, from `nnx.split`.
+      graphdef: static part of the model, from `nnx.split`. The model is called with
+        the inputs, what else the batch holds, `dropout_key` and `step`.
       optimizer: as made by `make_optimizer`.
       accumulate: micro-batches that a batch is split into; must divide B.
       state_shardings: where the new state lies; None leaves it to the compiler.
@@ -100,19 +102,19 @@ def make_train_step(
     if accumulate < 1:
         raise ValueError(f"accumulate must be at least 1, got {accumulate}")
 
-    def batch_nats(params, batch, dropout_key):
+    def batch_nats(params, batch, dropout_key, step):
         batch = dict(batch)
         inputs, targets = batch.pop("inputs"), batch.pop("targets")
         weights = batch.pop("weights", None)
         model = nnx.merge(graphdef, params)
-        logits = model(inputs, **batch, dropout_key=dropout_key)
+        logits = model(inputs, **batch, dropout_key=dropout_key, step=step)
         return cross_entropy(logits, targets, weights)
-
-    gradient = jax.value_and_grad(batch_nats, has_aux=True)
 
     def train_step(state: TrainState, batch: dict) -> tuple[TrainState, dict]:
         _check_batch(batch, accumulate)
         key = jax.random.fold_in(state.key, state.step)
+        nats_at_step = functools.partial(batch_nats, step=state.step)
+        gradient = jax.value_and_grad(nats_at_step, has_aux=True)
         if accumulate == 1:
             (nats, targets), grads = gradient(state.params, batch, key)
         else:

@@ -10,6 +10,7 @@ from rope_jax.nn.absolute import LearnedOptions, SinusoidalOptions
 from rope_jax.nn.biases import FireOptions, KerpleOptions, SandwichOptions, T5Options
 from rope_jax.nn.contextual import CopeOptions, DapeOptions, ShawOptions
 from rope_jax.nn.encodings import ENCODINGS
+from rope_jax.nn.linear import LinearOptions, check_linear
 from rope_jax.nn.rotations import (
     PropeOptions,
     RandomRopeOptions,
@@ -36,8 +37,10 @@ class DecoderConfig:
     vocab_size: int = 256
     dtype: str = "float32"  # compute; parameters are float32
     remat: str = "none"  # "full" recomputes each layer in the backward pass
+    attention: str = "softmax"  # or "linear": a kernel of features, constant state
     attention_implementation: str = "auto"  # of rope_jax.attention
     window: int = 0  # tokens attended to, the query's own included; 0 is all
+    linear: LinearOptions = field(default_factory=LinearOptions)
     sinusoidal: SinusoidalOptions = field(default_factory=SinusoidalOptions)
     learned: LearnedOptions = field(default_factory=LearnedOptions)
     rope: RopeOptions = field(default_factory=RopeOptions)
@@ -78,6 +81,7 @@ def check_config(config: DecoderConfig) -> None:
         "mlp": ("gated", "plain"),
         "dtype": ("float32", "bfloat16"),
         "remat": ("none", "full"),
+        "attention": ("softmax", "linear"),
         "attention_implementation": ("auto", *IMPLEMENTATIONS),
     }
     for name, valid in choices.items():
@@ -86,3 +90,5 @@ def check_config(config: DecoderConfig) -> None:
                 f"model.{name} must be one of {', '.join(valid)}; got "
                 f"{getattr(config, name)!r}"
             )
+    if config.attention == "linear":
+        check_linear(config)

@@ -17,40 +17,17 @@ from rope_jax.functional.positions import positions_from_mask, positions_from_se
 from rope_jax.nn.config import DecoderConfig, check_config
 from rope_jax.nn.encoding import BlockBias
 from rope_jax.nn.encodings import ENCODINGS, make_encoding
+from rope_jax.nn.linear import LinearAttention, make_draws
+from rope_jax.nn.projections import Projections, residual_init, rms_norm
 
 
-class Attention(nnx.Module):
+class Attention(Projections):
     """Causal self-attention with grouped key/value heads."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
-        heads, width = config.num_heads, config.head_dim
-        kv_heads = config.num_kv_heads or heads
-        dtype, dim = jnp.dtype(config.dtype), config.model_dim
-
-        def project(out_heads):
-            return nnx.LinearGeneral(
-                dim,
-                (out_heads, width),
-                use_bias=False,
-                dtype=dtype,
-                kernel_init=nnx.initializers.normal(dim**-0.5),
-                rngs=rngs,
-            )
-
-        self.query, self.key, self.value = map(project, (heads, kv_heads, kv_heads))
-        self.out = nnx.LinearGeneral(
-            (heads, width),
-            dim,
-            axis=(-2, -1),
-            use_bias=False,
-            dtype=dtype,
-            kernel_init=_residual_init(heads * width, config.num_layers),
-            rngs=rngs,
-        )
-        norm = (lambda: _rms_norm(width, dtype, rngs)) if config.qk_norm else _nothing
-        self.query_norm, self.key_norm = norm(), norm()
+        super().__init__(config, rngs=rngs)
         # By the width of the projections: an encoding may hand on wider queries.
-        self.scale = width**-0.5
+        self.scale = config.head_dim**-0.5
         self.implementation = _implementation(config)
         self.window = config.window
 
@@ -60,9 +37,7 @@ class Attention(nnx.Module):
         Tokens stand in order, so causality goes by index, which lets attention
         skip the masked half without looking at the positions.
         """
-        query, key, value = self.query(x), self.key(x), self.value(x)
-        if self.query_norm is not None:
-            query, key = self.query_norm(query), self.key_norm(key)
+        query, key, value = self.heads(x)
         query, key = encoding.rotate(query, key, positions, positions)
         mixed = attention(
             query,
@@ -98,7 +73,7 @@ class Mlp(nnx.Module):
         init = nnx.initializers.normal(dim**-0.5)
         self.gate = project(dim, width, init) if gated else None
         self.up = project(dim, width, init)
-        self.down = project(width, dim, _residual_init(width, config.num_layers))
+        self.down = project(width, dim, residual_init(width, config.num_layers))
 
     def __call__(self, x):
         """Map `[..., D]` to `[..., D]`."""
@@ -112,20 +87,31 @@ class Block(nnx.Module):
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         dtype = jnp.dtype(config.dtype)
-        self.attention_norm = _rms_norm(config.model_dim, dtype, rngs)
-        self.attention = Attention(config, rngs=rngs)
-        self.mlp_norm = _rms_norm(config.model_dim, dtype, rngs)
+        self.attention_norm = rms_norm(config.model_dim, dtype, rngs)
+        kind = LinearAttention if config.attention == "linear" else Attention
+        self.attention = kind(config, rngs=rngs)
+        self.mlp_norm = rms_norm(config.model_dim, dtype, rngs)
         self.mlp = Mlp(config, rngs=rngs)
         self.dropout = config.dropout
         own = ENCODINGS[config.encoding].per_layer
         self.encoding = make_encoding(config, rngs=rngs) if own else None
 
-    def __call__(self, x, positions, encoding, segment_ids, key_mask, dropout_key):
-        """Map `[B, T, D]` to `[B, T, D]`; dropout acts where a key is given."""
+    def __call__(
+        self, x, positions, encoding, segment_ids, key_mask, dropout_key, features
+    ):
+        """Map `[B, T, D]` to `[B, T, D]`; dropout acts where a key is given.
+
+        `features` holds what linear attention takes besides; it is empty elsewhere.
+        """
         encoding = encoding if self.encoding is None else self.encoding
         keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
         mixed = self.attention(
-            self.attention_norm(x), positions, encoding, segment_ids, key_mask
+            self.attention_norm(x),
+            positions,
+            encoding,
+            segment_ids,
+            key_mask,
+            **features,
         )
         x = x + _dropout(mixed, self.dropout, keys[0])
         return x + _dropout(self.mlp(self.mlp_norm(x)), self.dropout, keys[1])
@@ -156,6 +142,8 @@ class Decoder(nnx.Module):
         )
         shared = not ENCODINGS[config.encoding].per_layer
         self.encoding = make_encoding(config, rngs=rngs) if shared else None
+        self.linear = config.attention == "linear"
+        self.draws = make_draws(config)
 
         @nnx.split_rngs(splits=config.num_layers)
         @nnx.vmap(in_axes=0, out_axes=0)
@@ -163,7 +151,7 @@ class Decoder(nnx.Module):
             return Block(config, rngs=rngs)
 
         self.blocks = stack(rngs)
-        self.norm = _rms_norm(dim, jnp.dtype(config.dtype), rngs)
+        self.norm = rms_norm(dim, jnp.dtype(config.dtype), rngs)
         # A zero head makes an untrained model exactly uniform: 8 bits per byte.
         self.head = (
             None
@@ -185,6 +173,7 @@ class Decoder(nnx.Module):
         key_mask: jax.Array | None = None,
         dropout_key: jax.Array | None = None,
         last: int | None = None,
+        step: jax.Array | None = None,
     ) -> jax.Array:
         """Logits of the byte after each token.
 
@@ -197,6 +186,9 @@ class Decoder(nnx.Module):
           key_mask: bool `[B, T]`, False where a token is padding.
           dropout_key: dropout acts exactly when a key is given.
           last: give logits for the last `last` tokens only.
+          step: updates done, in training: random features (see `LinearOptions`) are
+            those of this step. None, as in evaluation, is the first draw, which is
+            the one of every step unless they are redrawn.
 
         Returns:
           float32 logits `[B, T, V]`, or `[B, last, V]`.
@@ -222,29 +214,33 @@ class Decoder(nnx.Module):
             positions = self.encoding.place(positions, place_key)
             x = self.encoding.embed(x, positions)
         x = _dropout(x, self.dropout, embed_key)
-        x = self._run_blocks(x, positions, segment_ids, key_mask, dropout_key)
+        x = self._run_blocks(x, positions, segment_ids, key_mask, dropout_key, step)
         x = self.norm(x if last is None else x[:, -last:])
         head = self.embedding[...].T if self.head is None else self.head[...]
         return jnp.einsum(
             "btd,dv->btv", x, head.astype(dtype), preferred_element_type=jnp.float32
         )
 
-    def _run_blocks(self, x, positions, segment_ids, key_mask, dropout_key):
+    def _run_blocks(self, x, positions, segment_ids, key_mask, dropout_key, step):
         graph, state = nnx.split(self.blocks)
+        # Drawn here, for all layers at once, so that no layer is recomputed for it.
+        projections = None if self.draws is None else self.draws(step)
 
         def run(x, layer):
-            state, index = layer
+            state, index, projection = layer
+            features = {"projection": projection} if self.linear else {}
             key = dropout_key
             if key is not None:
                 key = jax.random.fold_in(key, index)
             block = nnx.merge(graph, state)
-            args = (positions, self.encoding, segment_ids, key_mask, key)
+            args = (positions, self.encoding, segment_ids, key_mask, key, features)
             return block(x, *args), None
 
         if self.remat == "full":
             run = jax.checkpoint(run, prevent_cse=False)
         num_layers = jax.tree.leaves(state)[0].shape[0]
-        return jax.lax.scan(run, x, (state, jnp.arange(num_layers)))[0]
+        layers = (state, jnp.arange(num_layers), projections)
+        return jax.lax.scan(run, x, layers)[0]
 
 
 def _default_positions(tokens, segment_ids, key_mask):
@@ -283,19 +279,6 @@ def _implementation(config: DecoderConfig) -> str:
             f"{config.encoding!r}, which needs whole rows of scores; got {name!r}"
         )
     return "chunked" if name == "auto" else name
-
-
-def _residual_init(fan_in: int, num_layers: int):
-    """Keep the residual stream's variance independent of depth (GPT-2)."""
-    return nnx.initializers.normal((2 * num_layers * fan_in) ** -0.5)
-
-
-def _rms_norm(dim: int, dtype, rngs: nnx.Rngs) -> nnx.RMSNorm:
-    return nnx.RMSNorm(dim, epsilon=1e-6, dtype=dtype, rngs=rngs)
-
-
-def _nothing() -> None:
-    return None
 
 
 def _dropout(x, rate, key):

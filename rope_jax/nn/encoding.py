@@ -4,6 +4,7 @@
 * `embed(x, positions)` changes the token embeddings `[B, T, D]`;
 * `rotate(query, key, query_positions, key_positions)` changes the queries and keys
   `[B, T, N, H]` of a layer;
+* `rotate_features(positions, width, length)` is what `rotate` is to linear attention;
 * `bias(query_positions, key_positions)` is a float32 term `[..., N, T, S]` of the
   scaled attention scores; None where an encoding has none;
 * `scores(x, query, key, positions)` is the same for encodings that read the data. It
@@ -30,6 +31,8 @@ class Encoding(nnx.Module):
       own_positions: `place` makes positions from the length of the row, so that none
         can be given.
       options: the fields of DecoderConfig that it reads its options from.
+      not_linear: why linear attention cannot have it; "" if it can. Those with a bias
+        or scores cannot: they need not say so.
     """
 
     max_length: int | None = None
@@ -37,6 +40,7 @@ class Encoding(nnx.Module):
     whole_rows = False
     own_positions = False
     options: tuple[str, ...] = ()
+    not_linear = ""
     bias = None
 
     def __init__(self, config, *, rngs: nnx.Rngs):
@@ -56,6 +60,17 @@ class Encoding(nnx.Module):
         """Queries and keys `[B, T, N, H]` turned by their positions."""
         del query_positions, key_positions
         return query, key
+
+    def rotate_features(self, positions, width: int, length: int) -> dict:
+        """Arguments of `linear_attention_step` that turn features by their positions.
+
+        Args:
+          positions: integers `[T]` or `[B, T]`.
+          width: how many features a head has.
+          length: of the row.
+        """
+        del positions, width, length
+        return {}
 
     def scores(self, x, query, key, positions) -> BlockBias | None:
         """The term of the scaled scores, as a function of query and key indices.

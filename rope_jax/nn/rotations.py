@@ -62,14 +62,9 @@ class Rope(Encoding):
     def __init__(self, config, *, rngs):
         del rngs
         options = config.rope
-        width = config.head_dim * options.fraction
-        if width != int(width) or int(width) % 2 or not 0 < width <= config.head_dim:
-            raise ValueError(
-                "model.head_dim * model.rope.fraction must be an even number of "
-                f"channels in (0, head_dim] for encoding {config.encoding!r}, got "
-                f"{width:g} from head_dim {config.head_dim} and fraction "
-                f"{options.fraction}"
-            )
+        self.name = config.encoding
+        self.fraction = options.fraction
+        self.width = self._part("head_dim", config.head_dim)
         for name, value, valid in (
             ("layout", options.layout, LAYOUTS),
             ("scaling", options.scaling, SCALINGS),
@@ -79,7 +74,6 @@ class Rope(Encoding):
                     f"model.rope.{name} must be one of {', '.join(valid)}; got "
                     f"{value!r}"
                 )
-        self.width = int(width)
         self.theta = options.theta
         self.layout = options.layout
         self.scaling = options.scaling
@@ -94,9 +88,25 @@ class Rope(Encoding):
             raise ValueError(f"scaling {self.scaling!r} needs a factor above 1, got 1")
         self.frequencies(1)  # wrong options raise here, not in the first step
 
-    def frequencies(self, length: int) -> frequencies.Frequencies:
-        """The rotary frequencies for a row of `length` tokens."""
-        dim, theta, factor = self.width, self.theta, self.factor
+    def _part(self, field: str, size: int) -> int:
+        """How many of the channels turn, which `model.FIELD` is the number of."""
+        width = size * self.fraction
+        if width != int(width) or int(width) % 2 or not 0 < width <= size:
+            raise ValueError(
+                f"model.{field} * model.rope.fraction must be an even number of "
+                f"channels in (0, {field}] for encoding {self.name!r}, got {width:g} "
+                f"from {field} {size} and fraction {self.fraction}"
+            )
+        return int(width)
+
+    def frequencies(
+        self, length: int, width: int | None = None
+    ) -> frequencies.Frequencies:
+        """The rotary frequencies for a row of `length` tokens.
+
+        `width` channels turn; None is the part of the head dim that was chosen.
+        """
+        dim, theta, factor = width or self.width, self.theta, self.factor
         trained = self.original_length
         if self.scaling == "none":
             return frequencies.default(dim, theta=theta)
@@ -122,6 +132,21 @@ class Rope(Encoding):
             rotary.rope(key, key_positions, table, layout=self.layout),
         )
 
+    def rotate_features(self, positions, width, length):
+        """The same turning, of the features: their pairs have a ladder of their own."""
+        if self.scaling == "yarn":
+            raise ValueError(
+                "model.rope.scaling must not be 'yarn' for model.attention 'linear': "
+                "its temperature of the scores would not cancel in the denominator, "
+                "which is not rotated; 'ntk_by_parts' has the same frequencies without"
+            )
+        turning = self._part("linear.num_features", width)
+        return {
+            "positions": positions,
+            "frequencies": self.frequencies(length, turning),
+            "layout": self.layout,
+        }
+
 
 class Prope(Rope):
     """p-RoPE, Barbero et al. 2024: the lowest frequencies are set to zero."""
@@ -132,7 +157,7 @@ class Prope(Rope):
         self.proportion = config.prope.proportion
         super().__init__(config, rngs=rngs)
 
-    def frequencies(self, length):
+    def frequencies(self, length, width=None):
         """The frequencies that are kept, then zeros."""
         del length
         if self.scaling != "none":
@@ -141,7 +166,7 @@ class Prope(Rope):
                 f"{self.scaling!r}"
             )
         return frequencies.proportional(
-            self.width, theta=self.theta, proportion=self.proportion
+            width or self.width, theta=self.theta, proportion=self.proportion
         )
 
 
@@ -154,6 +179,10 @@ class Xpos(Rope):
     """
 
     options = ("rope", "xpos")
+    not_linear = (
+        "its scales, exponential in the position, would not cancel in the denominator "
+        "of equation 19, which is not rotated"
+    )
     max_length = _XPOS_SPAN
 
     def __init__(self, config, *, rngs):
@@ -231,6 +260,9 @@ class Pope(Encoding):
     """PoPE, Gopalakrishnan et al. 2025: magnitude for content, angle for position."""
 
     options = ("rope",)
+    not_linear = (
+        "it makes features of its own from queries and keys, which can be negative"
+    )
     per_layer = True
 
     def __init__(self, config, *, rngs):

@@ -86,8 +86,8 @@ class TwoRates(nnx.Module):
     def __init__(self):
         self.w = nnx.Param(jnp.zeros(()))
 
-    def __call__(self, tokens, *, dropout_key):
-        del dropout_key
+    def __call__(self, tokens, *, dropout_key, step):
+        del dropout_key, step
         nats, gradient = jnp.array([2.0, 1.0]), jnp.array([0.4, 0.1])
         offset, slope = -jnp.log(jnp.expm1(nats)), gradient / jnp.expm1(-nats)
         logit = offset[tokens] + slope[tokens] * self.w[...]
@@ -290,9 +290,9 @@ def test_one_trace_serves_every_step():
     traces = []
 
     class Counted(TwoRates):
-        def __call__(self, tokens, *, dropout_key):
+        def __call__(self, tokens, **kwargs):
             traces.append(tokens.shape)
-            return super().__call__(tokens, dropout_key=dropout_key)
+            return super().__call__(tokens, **kwargs)
 
     graphdef, params = split(Counted())
     step = make_train_step(graphdef, SGD)
