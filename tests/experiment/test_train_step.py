@@ -18,6 +18,7 @@ from rope_jax.experiment.optimizer import make_optimizer
 from rope_jax.experiment.train_step import TrainState, init_state, make_train_step
 from rope_jax.nn.config import DecoderConfig
 from rope_jax.nn.decoder import Decoder
+from rope_jax.nn.linear import LinearOptions
 
 SGD = optax.sgd(1.0)
 
@@ -357,3 +358,17 @@ def test_wrong_batches_raise():
         step(state, batch | {"weights": jnp.ones((3, 1))})
     with pytest.raises(ValueError, match="accumulate must be at least 1, got 0"):
         make_train_step(decoder()[0], SGD, accumulate=0)
+
+
+def test_random_features_are_those_of_the_step():
+    """Redrawn every two steps: without learning, the loss changes with the draw."""
+    options = LinearOptions(num_features=4, redraw_every=2)
+    changes = {"attention": "linear", "linear": options}
+    graphdef, _ = abstract_model(small_model(**changes))
+    step = make_train_step(graphdef, optax.sgd(0.0))
+    state, batch = state_of(random_params(), optax.sgd(0.0)), random_batch(length=6)
+    nats = []
+    for _ in range(4):
+        state, sums = step(state, batch)
+        nats.append(float(sums["nats"]))
+    assert nats[0] == nats[1] != nats[2] == nats[3]
