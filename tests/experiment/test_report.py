@@ -140,3 +140,12 @@ def test_no_rows_is_an_error():
 def test_rows_without_any_value_still_make_a_table():
     table = report.format_table(rows_of("learned", [None] * 5))
     assert "no value for learned at 128, 256, 512, 1024, 2048" in table
+
+
+def test_linear_attention_is_told_apart_from_softmax():
+    rows = [row | {"attention": "softmax"} for row in rows_of("rope", [2.0] * 5)]
+    rows += [row | {"attention": "linear"} for row in rows_of("rope", [3.0] * 5)]
+    lines = [line.split() for line in report.format_table(rows).splitlines()]
+    assert ["rope", "128", "0", *["2.000±.070"] * 5] in lines
+    assert ["rope", "linear", "128", "0", *["3.000±.070"] * 5] in lines
+    assert not any("mean" in line for line in lines)

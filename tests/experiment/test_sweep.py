@@ -1,12 +1,14 @@
 """A grid of runs: what is checked before its first step, and how often it loads."""
 
 import json
+import pathlib
+import runpy
 
 import numpy as np
 import pytest
 
 from rope_jax.experiment import sweep, training
-from rope_jax.experiment.config import Config, EvalConfig, MeshConfig
+from rope_jax.experiment.config import Config, EvalConfig, MeshConfig, resolve
 from rope_jax.experiment.data import sources
 from rope_jax.experiment.run_directory import check_config, load_config
 from rope_jax.nn.config import DecoderConfig
@@ -78,3 +80,27 @@ def test_a_directory_where_no_step_was_taken_takes_another_config(config, tmp_pa
     config.train.learning_rate = 0.5
     with pytest.raises(ValueError, match=r"train\.learning_rate: 0\.001 != 0\.5"):
         training.fit(config, run)
+
+
+def test_options_of_linear_attention_need_linear_attention(config):
+    chosen = ("model.linear.num_features",)
+    with pytest.raises(ValueError, match="neither model.attention 'softmax' nor any"):
+        sweep.select(config, chosen)
+    config.model.attention = "linear"
+    assert sweep.select(config, chosen) == config
+
+
+def test_the_performer_configs_resolve():
+    path = pathlib.Path(__file__).parents[2] / "configs" / "performer.py"
+    get_config = runpy.run_path(str(path))["get_config"]
+    paper = resolve(get_config("paper"))
+    assert paper.sweep.encodings == ("none", "rope")
+    model, train = paper.model, paper.train
+    sizes = (model.num_layers, model.model_dim, model.num_heads, model.head_dim)
+    assert (*sizes, paper.data.length) == (12, 768, 12, 64, 1024)
+    assert (train.batch_size, train.learning_rate) == (128, 1e-4)
+    cpu = resolve(get_config("cpu:none,rope,sinusoidal"))
+    assert list(sweep.runs(cpu))[2:4] == ["none-seed2", "rope-seed0"]
+    assert cpu.model.attention == "linear"
+    with pytest.raises(ValueError, match="one of paper, cpu; got 'gpu'"):
+        get_config("gpu")
