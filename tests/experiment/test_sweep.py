@@ -84,7 +84,7 @@ def test_a_directory_where_no_step_was_taken_takes_another_config(config, tmp_pa
 
 def test_options_of_linear_attention_need_linear_attention(config):
     chosen = ("model.linear.num_features",)
-    with pytest.raises(ValueError, match="neither model.attention 'softmax' nor any"):
+    with pytest.raises(ValueError, match=r"neither model\.attention 'softmax' nor any"):
         sweep.select(config, chosen)
     config.model.attention = "linear"
     assert sweep.select(config, chosen) == config
