@@ -10,7 +10,8 @@ With `--config.model.attention=softmax` the same model is trained with exact att
 Setting "paper": what the paper's section 4.5 states (12 layers, width 768, 12 heads,
 1,024 bytes of context, batches of 128, learning rate 1e-4), and FAVOR+ features as in
 the example of the code that it used: 256, redrawn every 1,000 steps. 100,000 steps is
-where its curve ends. It needs accelerators and has not been trained here.
+where its curve ends. What the paper leaves open (optimizer, schedule, the layers) is
+as elsewhere in this project. It needs accelerators and has not been trained here.
 
 Setting "cpu": 3 layers of width 96 for two CPU cores, at 128 bytes of context, three
 seeds. Nothing is redrawn in so short a run.

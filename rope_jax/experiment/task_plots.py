@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from rope_jax.experiment.plots import style
+from rope_jax.experiment.report import name_attention
 
 
 def plot(rows: list[dict], path: pathlib.Path | str) -> None:
@@ -24,6 +25,7 @@ def plot(rows: list[dict], path: pathlib.Path | str) -> None:
     Raises:
       ValueError: no row has a value.
     """
+    rows = name_attention(rows)
     known = [row for row in rows if row["exact_match"] is not None]
     if not known:
         raise ValueError("rows must hold at least one with an exact_match")

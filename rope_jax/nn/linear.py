@@ -35,6 +35,10 @@ class LinearOptions:
     `num_features` 0 is head_dim * ceil(ln head_dim), the number that FAVOR+ needs by
     theory (H log H) in whole orthogonal blocks: 96 for 24, 128 for 32, 320 for 64. The
     features "elu" are head_dim in number and not random.
+
+    Evaluation, decoding and sampling use the first draw. Where nothing is redrawn that
+    is the one of training; with `redraw_every` it is one that the parameters have not
+    met since the first interval, so that what is measured holds for any draw.
     """
 
     features: str = "favor_softmax"  # or "favor_relu", "elu"

@@ -36,6 +36,7 @@ def test_a_grid_loads_its_bytes_once(config, tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "load", lambda data: calls.append(data) or load(data))
     rows = sweep.run(config, tmp_path / "runs")
     assert [row["encoding"] for row in rows] == ["alibi", "none"]
+    assert [row["attention"] for row in rows] == ["softmax", "softmax"]
     assert len(calls) == 1
     one = load_config(tmp_path / "runs" / "none-seed0")
     assert training.fit(one, tmp_path / "runs" / "none-seed0").finished
