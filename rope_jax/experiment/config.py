@@ -145,6 +145,8 @@ def resolve(config: Config) -> Config:
     ):
         if getattr(options, name) == 0:
             setattr(options, name, value)
+    if model.temperature != "none":
+        model.temperature_length = model.temperature_length or length
     config.sweep.encodings = config.sweep.encodings or (config.model.encoding,)
     config.sweep.seeds = config.sweep.seeds or (config.train.seed,)
     _check(config)

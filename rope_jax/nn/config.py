@@ -40,6 +40,8 @@ class DecoderConfig:
     attention: str = "softmax"  # or "linear": a kernel of features, constant state
     attention_implementation: str = "auto"  # of rope_jax.attention
     window: int = 0  # tokens attended to, the query's own included; 0 is all
+    temperature: str = "none"  # "logn" sharpens the scores past temperature_length
+    temperature_length: int = 0  # 0 lets the experiment use its training length
     linear: LinearOptions = field(default_factory=LinearOptions)
     sinusoidal: SinusoidalOptions = field(default_factory=SinusoidalOptions)
     learned: LearnedOptions = field(default_factory=LearnedOptions)
@@ -83,6 +85,7 @@ def check_config(config: DecoderConfig) -> None:
         "remat": ("none", "full"),
         "attention": ("softmax", "linear"),
         "attention_implementation": ("auto", *IMPLEMENTATIONS),
+        "temperature": ("none", "logn"),
     }
     for name, valid in choices.items():
         if getattr(config, name) not in valid:
@@ -92,3 +95,27 @@ def check_config(config: DecoderConfig) -> None:
             )
     if config.attention == "linear":
         check_linear(config)
+    _check_temperature(config)
+
+
+def _check_temperature(config: DecoderConfig) -> None:
+    length = config.temperature_length
+    if config.temperature == "none":
+        if length:
+            raise ValueError(
+                "model.temperature_length needs model.temperature logn, got "
+                f"{length} with 'none'"
+            )
+        return
+    if length < 2:
+        raise ValueError(f"model.temperature_length must be at least 2, got {length}")
+    if config.attention == "linear":
+        raise ValueError(
+            "model.temperature must be 'none' for model.attention 'linear', which has "
+            "no scores to sharpen; got 'logn'"
+        )
+    if ENCODINGS[config.encoding].own_positions:
+        raise ValueError(
+            "model.temperature 'logn' counts the tokens by their positions, and "
+            f"encoding {config.encoding!r} makes positions of its own"
+        )

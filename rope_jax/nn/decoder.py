@@ -14,6 +14,7 @@ from flax import nnx
 from rope_jax.functional.attention import attention
 from rope_jax.functional.distance import relative_positions, to_rank
 from rope_jax.functional.positions import positions_from_mask, positions_from_segments
+from rope_jax.functional.temperature import logn_temperature
 from rope_jax.nn.config import DecoderConfig, check_config
 from rope_jax.nn.encoding import BlockBias
 from rope_jax.nn.encodings import ENCODINGS, make_encoding
@@ -30,6 +31,7 @@ class Attention(Projections):
         self.scale = config.head_dim**-0.5
         self.implementation = _implementation(config)
         self.window = config.window
+        self.temperature_length = config.temperature_length
 
     def __call__(self, x, positions, encoding, segment_ids, key_mask):
         """Attend over `x` `[B, T, D]`; `positions` feed the encoding alone.
@@ -39,6 +41,7 @@ class Attention(Projections):
         """
         query, key, value = self.heads(x)
         query, key = encoding.rotate(query, key, positions, positions)
+        query = _sharpened(query, positions, self.temperature_length)
         mixed = attention(
             query,
             key,
@@ -251,6 +254,15 @@ def _default_positions(tokens, segment_ids, key_mask):
     if key_mask is not None:
         return positions_from_mask(key_mask)
     return jnp.arange(tokens.shape[-1])
+
+
+def _sharpened(query, positions, length: int):
+    """Queries times their log-n temperature; a length of 0 leaves them alone."""
+    if not length:
+        return query
+    factor = logn_temperature(positions, length=length)[..., None, None]
+    factor = to_rank(factor, query.ndim)
+    return (query.astype(jnp.float32) * factor).astype(query.dtype)
 
 
 def _within(window: int, bias: BlockBias | None) -> BlockBias | None:

@@ -23,6 +23,7 @@ from rope_jax.functional.linear_attention import (
 from rope_jax.nn.encoding import Encoding
 from rope_jax.nn.encodings import ENCODINGS
 from rope_jax.nn.projections import Projections
+from rope_jax.nn.rotations import Rope
 
 _RANDOM = {"favor_softmax": favor_softmax, "favor_relu": favor_relu}
 _FEATURES = (*_RANDOM, "elu")
@@ -84,7 +85,9 @@ def check_linear(config) -> None:
 
 def _refusal(kind: type[Encoding]) -> str:
     """Why linear attention cannot have an encoding; "" if it can."""
-    if kind.bias is not None or kind.scores is not Encoding.scores:
+    # RoPE adds to scores under some of its scalings alone, and refuses those itself.
+    scores = kind.scores not in (Encoding.scores, Rope.scores)
+    if kind.bias is not None or scores:
         return "it adds to the score of each pair of tokens, and no pair has a score"
     return kind.not_linear
 

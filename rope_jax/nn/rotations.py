@@ -6,12 +6,29 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from rope_jax.functional import contextual, frequencies, positions, rotary
+from rope_jax.functional import (
+    contextual,
+    far_positions,
+    frequencies,
+    positions,
+    rotary,
+)
 from rope_jax.functional.layouts import LAYOUTS
 from rope_jax.functional.xpos import scale_channels
 from rope_jax.nn.encoding import Encoding
 
-SCALINGS = ("none", "linear", "ntk", "dynamic_ntk", "ntk_by_parts", "yarn", "llama3")
+# These change the positions beyond a window; the others change the frequencies.
+_FAR_SCALINGS = ("rerope", "self_extend")
+SCALINGS = (
+    "none",
+    "linear",
+    "ntk",
+    "dynamic_ntk",
+    "ntk_by_parts",
+    "yarn",
+    "llama3",
+    *_FAR_SCALINGS,
+)
 # xPos scales by at most 2**(0.9 * span / 512): float32 ends a little beyond this.
 _XPOS_SPAN = 32_768
 
@@ -22,7 +39,9 @@ class RopeOptions:
 
     `scaling` names a builder of `rope_jax.frequencies`, with its `factor` and the
     length that was trained before it was scaled; 0 lets the experiment use its own
-    training length.
+    training length. Two scalings leave the frequencies and replace the distances of
+    `window` positions or more: "rerope" by `window`, "self_extend" by those between
+    groups of `group` positions (`rope_jax.functional.far_positions`).
     """
 
     theta: float = 10_000.0
@@ -31,6 +50,8 @@ class RopeOptions:
     scaling: str = "none"
     factor: float = 1.0
     original_length: int = 0
+    window: int = 0
+    group: int = 0
 
 
 @dataclass
@@ -79,13 +100,8 @@ class Rope(Encoding):
         self.scaling = options.scaling
         self.factor = options.factor
         self.original_length = options.original_length
-        if self.scaling == "none" and self.factor != 1.0:
-            raise ValueError(
-                f"factor {self.factor:g} needs a scaling other than 'none', one of "
-                f"{', '.join(SCALINGS[1:])}"
-            )
-        if self.factor == 1.0 and self.scaling not in ("none", "dynamic_ntk"):
-            raise ValueError(f"scaling {self.scaling!r} needs a factor above 1, got 1")
+        self.window, self.group = options.window, options.group
+        _check_scaling(options)
         self.frequencies(1)  # wrong options raise here, not in the first step
 
     def _part(self, field: str, size: int) -> int:
@@ -108,7 +124,7 @@ class Rope(Encoding):
         """
         dim, theta, factor = width or self.width, self.theta, self.factor
         trained = self.original_length
-        if self.scaling == "none":
+        if self.scaling in ("none", *_FAR_SCALINGS):
             return frequencies.default(dim, theta=theta)
         if self.scaling in ("linear", "ntk"):
             return getattr(frequencies, self.scaling)(dim, theta=theta, factor=factor)
@@ -140,12 +156,65 @@ class Rope(Encoding):
                 "its temperature of the scores would not cancel in the denominator, "
                 "which is not rotated; 'ntk_by_parts' has the same frequencies without"
             )
+        if self.scaling in _FAR_SCALINGS:
+            raise ValueError(
+                f"model.rope.scaling must not be {self.scaling!r} for model.attention "
+                "'linear': it replaces the distances of pairs, and no pair has a score"
+            )
         turning = self._part("linear.num_features", width)
         return {
             "positions": positions,
             "frequencies": self.frequencies(length, turning),
             "layout": self.layout,
         }
+
+    def scores(self, x, query, key, positions):
+        """Where distances are replaced: the score at the far positions, less this."""
+        if self.scaling not in _FAR_SCALINGS:
+            return super().scores(x, query, key, positions)
+        table, window = self.frequencies(key.shape[-3]), self.window
+        if self.scaling == "rerope":
+            at = far_positions.rerope_positions(positions, positions, window=window)
+        else:
+            at = far_positions.self_extend_positions(
+                positions, positions, window=window, group_size=self.group
+            )
+        far_query, far_key = (
+            rotary.rerotate(array, positions, to, table, layout=self.layout)
+            for array, to in zip((query, key), at, strict=True)
+        )
+        return lambda t, s: far_positions.far_bias(
+            (query[:, t], key[:, s]),
+            (far_query[:, t], far_key[:, s]),
+            positions[..., t],
+            positions[..., s],
+            window=window,
+            scale=query.shape[-1] ** -0.5,
+        )
+
+
+def _check_scaling(options: RopeOptions) -> None:
+    """Raise ValueError for an option that the scaling needs, or takes no notice of."""
+    scaling, factor = options.scaling, options.factor
+    if scaling in ("none", *_FAR_SCALINGS) and factor != 1.0:
+        taking = (name for name in SCALINGS[1:] if name not in _FAR_SCALINGS)
+        raise ValueError(
+            f"factor {factor:g} needs a scaling other than {scaling!r}, one of "
+            f"{', '.join(taking)}"
+        )
+    if factor == 1.0 and scaling not in ("none", "dynamic_ntk", *_FAR_SCALINGS):
+        raise ValueError(f"scaling {scaling!r} needs a factor above 1, got 1")
+    for name, takers in (("window", _FAR_SCALINGS), ("group", ("self_extend",))):
+        value = getattr(options, name)
+        if scaling in takers and value < 1:
+            raise ValueError(
+                f"scaling {scaling!r} needs a {name} of at least 1, got {value}"
+            )
+        if scaling not in takers and value != 0:
+            raise ValueError(
+                f"{name} {value} needs the scaling {' or '.join(takers)}, got "
+                f"{scaling!r}"
+            )
 
 
 class Prope(Rope):
@@ -187,6 +256,10 @@ class Xpos(Rope):
 
     def __init__(self, config, *, rngs):
         super().__init__(config, rngs=rngs)
+        if self.scaling in _FAR_SCALINGS:  # its decay would go by other distances
+            raise ValueError(
+                f"model.rope.scaling {self.scaling!r} does not fit encoding 'xpos'"
+            )
         self.scale_base = config.xpos.scale_base
         self.max_length = int(_XPOS_SPAN * self.scale_base / 512)
         self._scale(jnp.arange(1), 0)
