@@ -2,6 +2,7 @@
 
     python eval.py --workdir=runs/quickstart
     python eval.py --workdir=runs/enwik8 --lengths=512,1024,8192 --split=test
+    python eval.py --workdir=runs/enwik8 --scaling=linear:4,yarn:4+logn
 
 Every field of `EvalConfig` is a flag; what is not given is taken from the config
 that was saved with the runs. Prints a table and writes extrapolation.json, .csv and
@@ -14,7 +15,7 @@ import dataclasses
 from absl import flags
 
 from rope_jax.experiment import cli, evaluation
-from rope_jax.experiment.config import EvalConfig
+from rope_jax.experiment.config import EvalConfig, split
 
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "One run's directory, or one above runs.", required=True
@@ -31,6 +32,7 @@ _HELP = {
     "batch_tokens": "Tokens that one call of the model is fed.",
     "bootstrap": "Resamples behind each 95 % interval.",
     "seed": "Seed of the resamples.",
+    "scaling": "Changes of the trained model that get rows too, as yarn:4,window:128.",
 }
 
 
@@ -38,6 +40,8 @@ def _define_flags() -> None:
     define = {int: flags.DEFINE_integer, str: flags.DEFINE_string}
     for field in dataclasses.fields(EvalConfig):
         kind = define.get(field.type, flags.DEFINE_list)
+        if field.name == "scaling":  # its items hold commas, so it may be given again
+            kind = flags.DEFINE_multi_string
         kind(field.name, None, _HELP[field.name])
 
 
@@ -54,6 +58,9 @@ def _changes() -> dict:
                 "--lengths must be one or more integers with commas between, got "
                 f"{','.join(changes['lengths'])!r}"
             ) from error
+    if "scaling" in changes:
+        texts = changes["scaling"]
+        changes["scaling"] = tuple(item for text in texts for item in split(text))
     return changes
 
 

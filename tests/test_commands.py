@@ -107,15 +107,20 @@ def test_the_whole_job(run, text, tmp_path):
     assert code == 0, output
     assert (workdir / "extrapolation.json").read_bytes() == before
     other = ("--lengths=32,48", "--protocol=nonoverlap", "--split=test")
+    other += ("--scaling=self_extend:4,8,logn", "--scaling=window:8")
     code, output = run(
         "eval.py", f"--workdir={workdir}/alibi-seed0", *other, folder=ROOT / "tests"
     )
     assert code == 0, output
     rows = json.loads((workdir / "alibi-seed0" / "extrapolation.json").read_text())
-    assert [(r["length"], r["protocol"], r["split"]) for r in rows] == [
-        (32, "nonoverlap", "test"),
-        (48, "nonoverlap", "test"),
+    assert [(r["scaling"], r["length"]) for r in rows] == [
+        (scaling, length)
+        for scaling in ("", "self_extend:4,8", "logn", "window:8")
+        for length in (32, 48)
     ]
+    assert "'alibi' is none" in rows[2]["reason"] and "-: no value" in output
+    rows = rows[:2]
+    assert {(r["protocol"], r["split"]) for r in rows} == {("nonoverlap", "test")}
     assert {r["scored_bytes"] for r in rows} == {2000 - 1}
 
     # Another config in the same place is refused before any work.
@@ -150,6 +155,10 @@ def test_the_whole_job(run, text, tmp_path):
         (["--config.eval.split=train"], ["split", "train", "validation"]),
         (["--config.eval.lengths=128,4000000"], ["lengths"]),
         (["--config.eval.block=256"], ["block", "128"]),
+        (
+            ["--config.eval.scaling=self_extend:4,64,yarm:4"],
+            ["--scaling", "'yarm:4'", "self_extend:GROUP,WINDOW"],
+        ),
         (["--config.model.head_dim=31"], ["head_dim", "31"]),
         (
             ["--config.model.rope.scaling=yarn", "--config.model.rope.factor=0.5"],
@@ -231,6 +240,7 @@ def test_an_html_page_is_no_archive(run, tmp_path):
         ([], ["workdir"]),
         (["--workdir=empty"], ["no checkpoint found", "empty"]),
         (["--workdir=empty", "--lengths=512,abc"], ["--lengths", "512,abc"]),
+        (["--workdir=empty", "--scalings=logn"], ["scalings"]),
         (["--workdir=missing"], ["missing"]),
     ],
     ids=str,

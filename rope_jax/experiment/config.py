@@ -79,6 +79,7 @@ class EvalConfig:
     batch_tokens: int = 16384  # tokens that one evaluation call is fed
     bootstrap: int = 2000  # resamples behind each 95 % interval
     seed: int = 0  # of the bootstrap
+    scaling: tuple[str, ...] = ()  # changes of the model that get rows too: `scalings`
 
 
 @dataclass
@@ -200,7 +201,7 @@ def _typed(kind, value, path):
             raise ValueError(
                 f"{path} must be a list of {item.__name__}s, got {value!r}"
             )
-        parts = [p for v in value for p in _split(v)]
+        parts = [p for v in value for p in (split(v) if type(v) is str else [v])]
         return tuple(_typed(item, p, path) for p in parts)
     if kind is int and isinstance(value, str) and value.lstrip("-").isdigit():
         return int(value)  # an element of a tuple that came as text
@@ -211,10 +212,15 @@ def _typed(kind, value, path):
     return value
 
 
-def _split(value):
-    if not isinstance(value, str):
-        return [value]
-    return [part.strip() for part in value.split(",") if part.strip()]
+def split(text: str) -> list[str]:
+    """The items of a flag's text: at its commas, but within a list of one's numbers.
+
+    >>> split("rope, alibi"), split("128,256"), split("self_extend:4,64,yarn:4")
+    (['rope', 'alibi'], ['128', '256'], ['self_extend:4,64', 'yarn:4'])
+    """
+    named = any(character.isalpha() for character in text)
+    parts = re.split(r",(?=\s*[^\W\d_])" if named else ",", text)
+    return [part.strip(" ,") for part in parts if part.strip(" ,")]
 
 
 def _flatten(values: dict, prefix: str = "") -> dict:

@@ -24,6 +24,7 @@ from rope_jax.experiment import (
     plots,
     report,
     run_directory,
+    scalings,
     task_evaluation,
     task_plots,
     task_report,
@@ -74,32 +75,50 @@ def measure(
       delta_low, delta_high, scored_bytes (a byte counts each time that it is scored),
       window, stride and reason. What is not known is None.
     """
-    values: dict[int, np.ndarray] = {}
-    rows = []
+    options = {"max_length": max_length, "mesh": mesh}
+    measured = _values(apply, params, cells, data, config, **options)
+    return _with_statistics(measured, _reference(measured, train_length), config)
+
+
+Measured = list[tuple[dict, np.ndarray | None]]  # rows, and bits by unit of text
+
+
+def _values(apply, params, cells, data, config, *, max_length, mesh) -> Measured:
+    """What was scored, before statistics: a row and its units for each cell."""
+    measured = []
     options = {"batch_tokens": config.batch_tokens, "mesh": mesh}
     for cell, sums, counts in _unit_sums(
         functools.partial(score, apply, params, data=data, **options), cells, max_length
     ):
-        row = {
-            "length": cell.length,
-            "window": cell.windows.length,
-            "stride": cell.stride or None,
-            "scored_bytes": int(counts.sum()),
-            "reason": None,
-        }
+        row, values = _row(cell, int(counts.sum())), None
         if sums is None:
             row["reason"] = f"the model's positions end at {max_length}"
         elif not np.isfinite(sums).all():
             row["reason"] = "the loss is not finite"
         else:
-            values[cell.length] = unit_values(sums / math.log(2), counts)
-        rows.append(row)
+            values = unit_values(sums / math.log(2), counts)
+        measured.append((row, values))
+    return measured
+
+
+def _row(cell: Cell, scored: int, reason: str | None = None) -> dict:
+    return {
+        "length": cell.length,
+        "window": cell.windows.length,
+        "stride": cell.stride or None,
+        "scored_bytes": scored,
+        "reason": reason,
+    }
+
+
+def _reference(measured: Measured, train_length: int) -> np.ndarray | None:
+    """The units of the training length, which differences are to."""
+    return {row["length"]: values for row, values in measured}.get(train_length)
+
+
+def _with_statistics(measured: Measured, reference, config: EvalConfig) -> list[dict]:
     options = {"resamples": config.bootstrap, "seed": config.seed}
-    reference = values.get(train_length)
-    return [
-        {**row, **_statistics(values.get(row["length"]), reference, options)}
-        for row in rows
-    ]
+    return [row | _statistics(values, reference, options) for row, values in measured]
 
 
 def _unit_sums(
@@ -152,8 +171,14 @@ def _statistics(values, reference, options) -> dict:
 
 def check(config: EvalConfig, corpus: sources.Corpus | Task, train_length: int) -> None:
     """Raise ValueError, naming the flag, where an evaluation could not be done."""
+    scalings.check(config.scaling)
     if isinstance(corpus, Task):
         task_evaluation.check(config, corpus)
+        if config.scaling:
+            raise ValueError(
+                "--scaling (in train.py --config.eval.scaling) must be empty for a "
+                f"task, got {','.join(config.scaling)}"
+            )
         return
     plan(len(_split(corpus, config)), config, train_length)
 
@@ -179,8 +204,10 @@ def evaluate_run(
 
     Returns:
       Rows with the keys of `measure` (of a task, of `task_evaluation.measure`, and
-      its lengths are in the task's units), and encoding, attention, seed, protocol,
-      split, train_length, step, dtype and corpus.
+      its lengths are in the task's units), and encoding, attention, scaling, seed,
+      protocol, split, train_length, step, dtype and corpus. `scaling` is "" for the
+      model as it was trained, and the text of the change otherwise; all differences
+      are to the unchanged model at its training length, on the same bytes.
 
     Raises:
       FileNotFoundError: no checkpoint.
@@ -194,17 +221,48 @@ def evaluate_run(
     mesh = _mesh_of(config) if mesh is None else mesh
     with jax.set_mesh(mesh):
         config, graphdef, params, step = checkpoint.load_params(run_dir, mesh=mesh)
-        model = ModelApply(graphdef), params
-        limits = {"max_length": nnx.merge(graphdef, params).max_length, "mesh": mesh}
         if isinstance(corpus, Task):
+            model = ModelApply(graphdef), params
+            longest = nnx.merge(graphdef, params).max_length
+            limits = {"max_length": longest, "mesh": mesh}
             rows = task_evaluation.measure(*model, corpus, eval_config, **limits)
         else:
-            data, train_length = _split(corpus, eval_config), config.data.length
-            cells = plan(len(data), eval_config, train_length)
-            limits["train_length"] = train_length
-            rows = measure(*model, cells, data, eval_config, **limits)
+            data = _split(corpus, eval_config)
+            rows = _with_changes(config, params, data, eval_config, mesh)
     about = _about(config, eval_config, corpus, step)
     return [about | row for row in rows]
+
+
+def _with_changes(config, params, data, eval_config, mesh) -> list[dict]:
+    """The rows of the model as it was trained, then those of each change of it."""
+    cells = plan(len(data), eval_config, config.data.length)
+    measured = {
+        scaling: _scaled_values(config, scaling, params, cells, data, eval_config, mesh)
+        for scaling in ("", *eval_config.scaling)
+    }
+    reference = _reference(measured[""], config.data.length)
+    return [
+        {"scaling": scaling} | row
+        for scaling, values in measured.items()
+        for row in _with_statistics(values, reference, eval_config)
+    ]
+
+
+def _scaled_values(config, scaling, params, cells, data, eval_config, mesh) -> Measured:
+    """What a change of the model scores; one that does not apply gives a reason."""
+    model, length = config.model, config.data.length
+    try:
+        if scaling:
+            model = scalings.apply(model, scaling, train_length=length)
+        graphdef, _ = checkpoint.abstract_model(model)
+        apply = ModelApply(graphdef)
+        tokens = jax.ShapeDtypeStruct((1, length), np.int32)
+        jax.eval_shape(functools.partial(apply, last=1), params, tokens)
+    except ValueError as error:
+        return [(_row(cell, 0, reason=str(error)), None) for cell in cells]
+    max_length = nnx.merge(graphdef, params).max_length
+    options = {"max_length": max_length, "mesh": mesh}
+    return _values(apply, params, cells, data, eval_config, **options)
 
 
 def _check_bytes(run_dir, corpus: sources.Corpus) -> None:
@@ -233,6 +291,7 @@ def _about(config: Config, eval_config: EvalConfig, corpus, step: int) -> dict:
     return {
         "encoding": config.model.encoding,
         "attention": config.model.attention,
+        "scaling": "",
         "seed": config.train.seed,
         "protocol": eval_config.protocol,
         "split": eval_config.split,

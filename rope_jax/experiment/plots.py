@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from rope_jax.experiment.report import aggregate, name_attention
+from rope_jax.experiment.report import aggregate, label, name_attention
 
 # Okabe & Ito's colours, told apart by readers with any colour vision; beyond seven
 # encodings the line style changes as well. Markers never repeat beside a colour.
@@ -22,7 +22,7 @@ _GREY = "#767676"
 
 
 def plot(rows: list[dict], path: pathlib.Path | str) -> None:
-    """Draw bits per byte against context length, a line for each encoding, as PNG.
+    """Draw bits per byte against context length, a line for each model, as PNG.
 
     The band is the 95 % interval of the one run, or, of several seeds, the mean and
     one standard deviation to each side. A cross ends the line of an encoding that
@@ -68,10 +68,10 @@ class _Curve:
 def _curves(rows: list[dict]) -> list[_Curve]:
     groups: dict[tuple, list[dict]] = {}
     for row in aggregate(rows):
-        groups.setdefault((row["encoding"], row["train_length"]), []).append(row)
+        groups.setdefault((label(row), row["train_length"]), []).append(row)
     several = len({train_length for _, train_length in groups}) > 1
     curves = []
-    for index, ((encoding, train_length), group) in enumerate(groups.items()):
+    for index, ((model, train_length), group) in enumerate(groups.items()):
         group = sorted(group, key=lambda row: row["length"])
         known = [row for row in group if row["bpc"] is not None]
         if not known:
@@ -79,7 +79,7 @@ def _curves(rows: list[dict]) -> list[_Curve]:
         intervals = np.array([_band(row, rows) for row in known], np.float64)
         curves.append(
             _Curve(
-                label=f"{encoding} ({train_length})" if several else encoding,
+                label=f"{model} ({train_length})" if several else model,
                 length=np.array([row["length"] for row in known]),
                 bpc=np.array([row["bpc"] for row in known]),
                 low=intervals[:, 0],
@@ -94,9 +94,12 @@ def _curves(rows: list[dict]) -> list[_Curve]:
 def _band(mean: dict, rows: list[dict]) -> tuple[float | None, float | None]:
     if mean["seeds"] > 1:
         return mean["bpc"] - mean["bpc_sd"], mean["bpc"] + mean["bpc_sd"]
-    keys = ("encoding", "train_length", "length")
+
+    def key(row):
+        return label(row), row["train_length"], row["length"]
+
     for row in rows:
-        if row["bpc"] is not None and all(row[k] == mean[k] for k in keys):
+        if row["bpc"] is not None and key(row) == key(mean):
             return row["bpc_low"], row["bpc_high"]
     raise AssertionError(f"no row is behind {mean}")
 

@@ -20,7 +20,8 @@ def format_table(rows: list[dict]) -> str:
 
     Two blocks: bits per byte, and the paired difference to the training length. A
     number after "±" is half of the 95 % interval; on the lines over several seeds it
-    is the standard deviation over them. Lengths that do not fit beside each
+    is the standard deviation over them. A model that was changed for the evaluation
+    has lines of its own ("rope +yarn:4"). Lengths that do not fit beside each
     other in 100 columns go into further blocks.
 
     Args:
@@ -44,24 +45,32 @@ def format_table(rows: list[dict]) -> str:
     return "\n\n".join([*parts, "\n".join(_notes(rows))])
 
 
+def label(row: dict) -> str:
+    """The model of a row: its encoding, and what was changed for the evaluation."""
+    scaling = row.get("scaling", "")
+    return f"{row['encoding']} +{scaling}" if scaling else row["encoding"]
+
+
 def aggregate(rows: Iterable[dict]) -> list[dict]:
-    """Means over the seeds of each encoding, training length and context length.
+    """Means over the seeds of each model, training length and context length.
 
     Args:
       rows: rows of one protocol; those without a value count as missing.
 
     Returns:
-      Rows with encoding, train_length, length, seeds (how many have a value), bpc
-      and delta (means) and bpc_sd, delta_sd (sample standard deviation, ddof 1;
-      None for fewer than two seeds), in the order of first appearance.
+      Rows with encoding, scaling, train_length, length, seeds (how many have a
+      value), bpc and delta (means) and bpc_sd, delta_sd (sample standard deviation,
+      ddof 1; None for fewer than two seeds), in the order of first appearance.
     """
     groups: dict[tuple, list[dict]] = {}
     for row in rows:
-        key = row["encoding"], row["train_length"], row["length"]
+        key = label(row), row["train_length"], row["length"]
         groups.setdefault(key, []).append(row)
     made = []
-    for (encoding, train_length, length), group in groups.items():
-        one = {"encoding": encoding, "train_length": train_length, "length": length}
+    for (_, train_length, length), group in groups.items():
+        one = {"encoding": group[0]["encoding"]}
+        one["scaling"] = group[0].get("scaling", "")
+        one |= {"train_length": train_length, "length": length}
         one["seeds"] = sum(row["bpc"] is not None for row in group)
         for name in ("bpc", "delta"):
             values = [row[name] for row in group if row[name] is not None]
@@ -149,7 +158,7 @@ def _lines(rows: list[dict], name: str) -> list[tuple[tuple, dict[int, str]]]:
     """(label, cells by length) of each line, the header first."""
     runs: dict[tuple, dict[int, str]] = {}
     for row in rows:
-        key = row["encoding"], str(row["train_length"]), str(row["seed"])
+        key = label(row), str(row["train_length"]), str(row["seed"])
         low, high = row[f"{name}_low"], row[f"{name}_high"]
         half = None if low is None or high is None else (high - low) / 2
         runs.setdefault(key, {})[row["length"]] = _cell(name, row[name], half)
@@ -157,7 +166,7 @@ def _lines(rows: list[dict], name: str) -> list[tuple[tuple, dict[int, str]]]:
     lines = [(("encoding", "trained", "seed"), {n: str(n) for n in lengths})]
     means: dict[tuple, dict[int, str]] = {}
     for row in aggregate(rows):
-        key = row["encoding"], str(row["train_length"])
+        key = label(row), str(row["train_length"])
         text = _cell(name, row[name], row[f"{name}_sd"])
         means.setdefault(key, {})[row["length"]] = text
     for mean_key, mean_cells in means.items():
@@ -181,12 +190,17 @@ def _notes(rows: list[dict]) -> list[str]:
     notes = ["±: half of the 95 % interval (block bootstrap along the text)"]
     if any(row["seeds"] > 1 for row in aggregate(rows)):
         notes.append("mean ±: mean and standard deviation over the seeds")
+    if any(row.get("scaling") for row in rows):
+        notes.append(
+            "+: changed for the evaluation alone; differences are to the unchanged "
+            "model at its training length"
+        )
     missing: dict[tuple[str, str], list[int]] = {}
     for row in rows:
         if row["bpc"] is None:
-            lengths = missing.setdefault((row["encoding"], row["reason"]), [])
+            lengths = missing.setdefault((label(row), row["reason"]), [])
             lengths += [] if row["length"] in lengths else [row["length"]]
-    for (encoding, reason), lengths in missing.items():
+    for (model, reason), lengths in missing.items():
         shown = ", ".join(map(str, sorted(lengths)))
-        notes.append(f"-: no value for {encoding} at {shown}: {reason}")
+        notes.append(f"-: no value for {model} at {shown}: {reason}")
     return [part for note in notes for part in textwrap.wrap(note, WIDTH)]

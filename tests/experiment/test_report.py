@@ -92,6 +92,18 @@ def test_training_lengths_are_not_mixed():
     assert "trained at 128 to 256 bytes" in report.format_table(rows)
 
 
+def test_a_model_changed_for_the_evaluation_has_a_line_of_its_own():
+    rows = rows_of("rope", [2.0] * 5)
+    rows += [row | {"scaling": "yarn:4"} for row in rows_of("rope", [3.0] * 5)]
+    means = report.aggregate(rows)
+    assert {(r["scaling"], r["bpc"]) for r in means} == {("", 2.0), ("yarn:4", 3.0)}
+    table = report.format_table(rows)
+    lines = [line.split() for line in table.splitlines()]
+    assert ["rope", "+yarn:4", "128", "0", *["3.000±.070"] * 5] in lines
+    assert ["rope", "128", "0", *["2.000±.070"] * 5] in lines
+    assert "differences are to the unchanged" in table
+
+
 def test_many_lengths_go_into_further_blocks_of_100_columns():
     lengths = [2**k for k in range(4, 21)]
     values = np.linspace(2, 15, 17).tolist()
