@@ -46,6 +46,7 @@ def define_config(default: str) -> flags.FlagHolder:
     problem = _wrong_override(sys.argv[1:])
     if problem:
         _fail(problem)
+    sys.argv[1:] = map(_quoted, sys.argv[1:])
     return config_flags.DEFINE_config_file(
         "config", default, "A file of configs/, with :ARGUMENT if it takes one."
     )
@@ -81,6 +82,20 @@ def _wrong_override(arguments: list[str]) -> str | None:
         if dataclasses.is_dataclass(kind):
             return f"--{flag} is a group; set one of {', '.join(_fields(kind))}"
     return None
+
+
+def _quoted(argument: str) -> str:
+    """An override of a list of texts, in the quotes that the flag's parser needs.
+
+    It reads what has a comma as Python, and `linear:4,yarn:4` is none.
+    """
+    flag, _, text = argument.partition("=")
+    kind = Config
+    for name in flag.lstrip("-").split(".")[1:]:
+        kind = _fields(kind).get(name)
+    if kind != tuple[str, ...] or text[:1] in ("", "'", '"', "(", "["):
+        return argument
+    return f"{flag}={text!r}"
 
 
 def _leaves(kind, path: str = "") -> dict[str, str]:
