@@ -171,6 +171,41 @@ def load_params(
     return config, graphdef, _load(path, wanted)["params"], int(path.name)
 
 
+def check_fit(run_dir: str | os.PathLike, params) -> None:
+    """Raise ValueError, naming the array, unless a run has a model's parameters.
+
+    Args:
+      run_dir: the directory of the run.
+      params: abstract arrays.
+
+    Raises:
+      FileNotFoundError: no complete checkpoint is there.
+    """
+    _check_trees(_find(run_dir), {"params": params})
+
+
+def load_into(run_dir: str | os.PathLike, params) -> tuple[dict, int]:
+    """The parameters of a run's newest checkpoint, for a model that takes them.
+
+    The run may be of another encoding, or trained with another length or scaling.
+
+    Args:
+      run_dir: the directory of the run.
+      params: abstract arrays with shardings, where the parameters go.
+
+    Returns:
+      `(params, step)`.
+
+    Raises:
+      FileNotFoundError: no complete checkpoint is there.
+      ValueError: an array is missing there, or has another shape.
+      RunError: the files cannot be read.
+    """
+    path, wanted = _find(run_dir), {"params": params}
+    _check_trees(path, wanted)
+    return _load(path, wanted)["params"], int(path.name)
+
+
 def corpus_sha256(run_dir: str | os.PathLike) -> str:
     """Hash of the bytes that a run was trained on; "" where none was saved.
 

@@ -6,6 +6,7 @@ classes stay mutable because absl flags set their fields; `validate` is called
 once before any work, and only plain values go on into jitted code.
 """
 
+import copy
 import dataclasses
 import functools
 import math
@@ -110,6 +111,16 @@ class Config:
     eval: EvalConfig = field(default_factory=EvalConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
+    init_from: str = ""  # a run, or a directory of runs, whose parameters it starts at
+
+
+# Lengths of the model that follow from the training length: group, field, multiple.
+_DERIVED = (
+    ("learned", "max_length", 1),
+    ("random_rope", "max_length", 16),
+    ("rope", "original_length", 1),
+    ("fire", "length", 1),
+)
 
 
 def to_dict(config: Config) -> dict:
@@ -126,31 +137,58 @@ def from_dict(values: dict) -> Config:
     return _build(Config, values, "config")
 
 
-def resolve(config: Config) -> Config:
-    """A checked copy of a config, with the fields that are derived filled in.
+def parse(config: Config) -> Config:
+    """A copy of a config in which flags' texts have become what their types say.
 
-    Flags give tuples as text ("rope,alibi"); here they become what their types
-    say, and a learned table gets the training length where none was chosen.
+    Flags give tuples as text ("rope,alibi"). An empty grid becomes the one encoding
+    and the one seed of `model` and `train`. The model's fields are not looked at yet.
 
     Raises:
       ValueError: naming the field, the value and what is valid.
     """
     config = _build(Config, to_dict(config), "--config")
     _resolve_task(config)
-    model, length = config.model, config.data.length
-    for options, name, value in (
-        (model.learned, "max_length", length),
-        (model.random_rope, "max_length", 16 * length),
-        (model.rope, "original_length", length),
-        (model.fire, "length", length),
-    ):
-        if getattr(options, name) == 0:
-            setattr(options, name, value)
-    if model.temperature != "none":
-        model.temperature_length = model.temperature_length or length
     config.sweep.encodings = config.sweep.encodings or (config.model.encoding,)
     config.sweep.seeds = config.sweep.seeds or (config.train.seed,)
     _check(config)
+    return config
+
+
+def resolve(config: Config) -> Config:
+    """A checked copy of a config, with the fields that are derived filled in.
+
+    It is parsed, and a learned table, say, gets the training length where none was
+    chosen.
+
+    Raises:
+      ValueError: naming the field, the value and what is valid.
+    """
+    config = parse(config)
+    model, length = config.model, config.data.length
+    for group, name, multiple in _DERIVED:
+        options = getattr(model, group)
+        setattr(options, name, getattr(options, name) or multiple * length)
+    if model.temperature != "none":
+        model.temperature_length = model.temperature_length or length
+    _check_models(config)
+    return config
+
+
+def with_lengths_of(config: Config, source: Config) -> Config:
+    """A copy of a config, with its derived fields as another one has them.
+
+    For a model that was trained already: what was 0 gets the length of that training,
+    not of the one to come.
+    """
+    config = copy.deepcopy(config)
+    model, trained = config.model, source.model
+    for group, name, _ in _DERIVED:
+        options = getattr(model, group)
+        length = getattr(options, name) or getattr(getattr(trained, group), name)
+        setattr(options, name, length)
+    if model.temperature != "none" and not model.temperature_length:
+        length = trained.temperature_length or source.data.length
+        model.temperature_length = length
     return config
 
 
@@ -275,7 +313,6 @@ def _check(config: Config) -> None:
 
 
 def _check_sweep(config: Config) -> None:
-    """Build and call every model of the grid abstractly: its checks name the field."""
     seeds = config.sweep.seeds
     _require(
         all(0 <= seed < 2**32 for seed in seeds) and len(set(seeds)) == len(seeds),
@@ -292,6 +329,11 @@ def _check_sweep(config: Config) -> None:
             encoding,
             f"one of {', '.join(ENCODINGS)}",
         )
+
+
+def _check_models(config: Config) -> None:
+    """Build and call every model of the grid abstractly: its checks name the field."""
+    for encoding in config.sweep.encodings:
         model = dataclasses.replace(config.model, encoding=encoding)
         try:
             jax.eval_shape(functools.partial(_logits, model, config.data.length))

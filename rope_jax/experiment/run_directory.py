@@ -40,18 +40,23 @@ _FREE = (
 )
 
 
-def absolute(path: str | os.PathLike) -> pathlib.Path:
+def absolute(path: str | os.PathLike, flag: str = "--workdir") -> pathlib.Path:
     """An absolute path, with `~` expanded, whatever the current directory.
 
     Raises:
-      ValueError: the path is a URL, or leads to a file.
+      ValueError: naming the flag; the path is a URL, or leads to a file.
     """
     if "://" in os.fspath(path):
-        raise ValueError(f"--workdir must be a path of the file system, got {path!r}")
+        raise ValueError(f"{flag} must be a path of the file system, got {path!r}")
     path = pathlib.Path(path).expanduser().resolve()
     if path.exists() and not path.is_dir():
-        raise ValueError(f"--workdir must be a directory, got the file {path}")
+        raise ValueError(f"{flag} must be a directory, got the file {path}")
     return path
+
+
+def name_of(config: Config) -> str:
+    """The name of a run's directory in a sweep's."""
+    return f"{config.model.encoding}-seed{config.train.seed}"
 
 
 def save_config(config: Config, run_dir: pathlib.Path) -> None:

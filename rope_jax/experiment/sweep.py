@@ -6,24 +6,25 @@ import pathlib
 import sys
 from collections.abc import Collection
 
-from rope_jax.experiment import evaluation, run_directory, training
-from rope_jax.experiment.config import Config, resolve
+from rope_jax.experiment import evaluation, init_from, run_directory, training
+from rope_jax.experiment.config import Config, parse, resolve
 from rope_jax.experiment.data import sources
 from rope_jax.nn.encoding import Encoding
 from rope_jax.nn.encodings import ENCODINGS
 
 
 def runs(config: Config) -> dict[str, Config]:
-    """One config for each point of a resolved config's grid, by folder name."""
+    """One config for each point of a parsed config's grid, by folder name."""
     grid = {}
     for encoding in config.sweep.encodings:
         for seed in config.sweep.seeds:
-            grid[f"{encoding}-seed{seed}"] = dataclasses.replace(
+            one = dataclasses.replace(
                 config,
                 model=dataclasses.replace(config.model, encoding=encoding),
                 train=dataclasses.replace(config.train, seed=seed),
                 sweep=type(config.sweep)((encoding,), (seed,)),
             )
+            grid[run_directory.name_of(one)] = one
     return grid
 
 
@@ -85,14 +86,16 @@ def run(config: Config, workdir: str | pathlib.Path) -> list[dict]:
 
     Raises:
       ValueError: naming the flag, before the first step, for anything that cannot
-        work: see `config.resolve`, `sources.load`, `evaluation.check`,
-        `training.check` and `training.check_workdir`.
+        work: see `config.resolve`, `init_from.inherit`, `sources.load`,
+        `evaluation.check`, `training.check` and `training.check_workdir`.
     """
-    config = resolve(config)
+    config, workdir = parse(config), run_directory.absolute(workdir)
+    grid = {
+        name: resolve(init_from.inherit(one, workdir / name))
+        for name, one in runs(config).items()
+    }
     corpus = sources.load(config.data)
     evaluation.check(config.eval, corpus, config.data.length)
-    workdir = run_directory.absolute(workdir)
-    grid = runs(config)
     for name, one in grid.items():
         training.check(one, corpus)
         training.check_workdir(one, workdir / name)

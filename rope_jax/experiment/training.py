@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
+from rope_jax.experiment import init_from, run_directory
 from rope_jax.experiment import metrics as metrics_lib
-from rope_jax.experiment import run_directory
 from rope_jax.experiment.checkpoint import Checkpoints, abstract_model, with_shardings
 from rope_jax.experiment.config import Config, resolve
 from rope_jax.experiment.data import pipeline, sources, task_source
@@ -48,8 +48,20 @@ class FitResult:
 
 
 def check_workdir(config: Config, workdir: str | os.PathLike) -> None:
-    """Raise ValueError, naming the fields, if another config made the directory."""
-    run_directory.check_config(resolve(config), run_directory.absolute(workdir))
+    """Raise ValueError, naming the fields, if a run cannot begin or go on there.
+
+    Another config made the directory, or the run is to start from parameters that
+    are not there or do not fit.
+    """
+    _resolve(config, run_directory.absolute(workdir))
+
+
+def _resolve(config: Config, run_dir: pathlib.Path) -> Config:
+    config = resolve(init_from.inherit(config, run_dir))
+    run_directory.check_config(config, run_dir)
+    if config.init_from and not run_directory.complete_steps(run_dir):
+        init_from.check(config)
+    return config
 
 
 def check(config: Config, corpus: sources.Corpus | Task) -> None:
@@ -96,9 +108,8 @@ def fit(
       RunError: the loss stopped being finite; the message names the step and
         the last good checkpoint.
     """
-    config = resolve(config)
     run_dir = run_directory.absolute(workdir)
-    run_directory.check_config(config, run_dir)
+    config = _resolve(config, run_dir)
     done = run_directory.complete_steps(run_dir)
     if done and done[-1] >= config.train.steps:
         _save_config(config, run_dir)
@@ -109,7 +120,7 @@ def fit(
     with jax.set_mesh(mesh), StopSignal() as stop:
         run = _Run(config, mesh, corpus)
         if not done:
-            run.begin()
+            run.begin(corpus.sha256)
         with Checkpoints(run_dir, config, corpus.sha256) as checkpoints:
             if done:
                 run.resume(checkpoints)
@@ -164,11 +175,14 @@ class _Run:
     def _key(self):
         return jax.random.key(self.config.train.seed)
 
-    def begin(self) -> None:
+    def begin(self, corpus_sha256: str) -> None:
         """Make the state before the first step."""
         state, window = self._abstract
         self.step = 0
         self.state = _on(state, self._init)(self._key())
+        if self.config.init_from:
+            loaded = init_from.load(self.config, state.params, corpus_sha256)
+            self.state = self.state._replace(params=loaded)
         self.window = _on(window, metrics_lib.empty_window)()
 
     def resume(self, checkpoints: Checkpoints) -> None:
