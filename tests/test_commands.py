@@ -183,6 +183,8 @@ def test_the_whole_job(run, text, tmp_path):
         (["--config.mesh.data=3"], ["mesh.data=3", "1 devices"]),
         (["--config.mesh.tensor=-1"], ["mesh.tensor=-1"]),
         (["--config.train.batch_size=0"], ["train.batch_size"]),
+        (["--config.init_from=no/such/run"], ["--config.init_from", "no/such/run"]),
+        (["--init_from=x"], ["--config.init_from"]),
         (["--config.data.path=no/such/file"], ["data.path", "no/such/file"]),
         (["--config.data.path="], None),  # the embedded corpus: see below
         (["--config=no_such_config.py"], ["no_such_config.py"]),
