@@ -130,6 +130,11 @@ def test_gradients_pass_through_both_scores():
             {"temperature": "logn"},
             "model.temperature_length must be at least 2, got 0",
         ),
+        (
+            {},
+            {"temperature": "logn", "temperature_length": 9, "attention": "linear"},
+            "temperature must be 'none' for model.attention 'linear'",
+        ),
         ({}, {"temperature_length": 9}, "temperature_length needs .* got 9"),
         (
             {},
@@ -145,3 +150,9 @@ def test_gradients_pass_through_both_scores():
 def test_d04_options_that_do_not_fit_are_named(rope, changes, message):
     with pytest.raises(ValueError, match=message):
         build(rope, **changes)
+
+
+def test_linear_attention_has_no_pairs_to_replace_distances_of():
+    apply, params = build(REROPE, attention="linear")
+    with pytest.raises(ValueError, match=r"must not be 'rerope' for model\.attention"):
+        jax.eval_shape(apply, params, TOKENS)
