@@ -68,18 +68,20 @@ class _Curve:
 def _curves(rows: list[dict]) -> list[_Curve]:
     groups: dict[tuple, list[dict]] = {}
     for row in aggregate(rows):
-        groups.setdefault((row["encoding"], row["train_length"]), []).append(row)
-    several = len({train_length for _, train_length in groups}) > 1
+        key = row["encoding"], row["train_length"], row["control"]
+        groups.setdefault(key, []).append(row)
+    several = len({train_length for _, train_length, _ in groups}) > 1
     curves = []
-    for index, ((encoding, train_length), group) in enumerate(groups.items()):
+    for index, ((encoding, train_length, control), group) in enumerate(groups.items()):
         group = sorted(group, key=lambda row: row["length"])
         known = [row for row in group if row["bpc"] is not None]
         if not known:
             continue
+        label = f"{encoding} ({train_length})" if several else encoding
         intervals = np.array([_band(row, rows) for row in known], np.float64)
         curves.append(
             _Curve(
-                label=f"{encoding} ({train_length})" if several else encoding,
+                label=f"{label} {control}".rstrip(),
                 length=np.array([row["length"] for row in known]),
                 bpc=np.array([row["bpc"] for row in known]),
                 low=intervals[:, 0],
@@ -94,9 +96,9 @@ def _curves(rows: list[dict]) -> list[_Curve]:
 def _band(mean: dict, rows: list[dict]) -> tuple[float | None, float | None]:
     if mean["seeds"] > 1:
         return mean["bpc"] - mean["bpc_sd"], mean["bpc"] + mean["bpc_sd"]
-    keys = ("encoding", "train_length", "length")
+    keys = ("encoding", "train_length", "control", "length")
     for row in rows:
-        if row["bpc"] is not None and all(row[k] == mean[k] for k in keys):
+        if row["bpc"] is not None and all(row.get(k, "") == mean[k] for k in keys):
             return row["bpc_low"], row["bpc_high"]
     raise AssertionError(f"no row is behind {mean}")
 
