@@ -23,14 +23,15 @@ _HELP = {
     "lengths": "Context lengths in bytes, as 128,256,512; of a task in its units.",
     "protocol": f"How bytes are scored: {', '.join(evaluation.PROTOCOLS)}; or task.",
     "split": "validation or test.",
-    "anchors": "anchored: how many blocks are scored.",
-    "block": "anchored: bytes scored in each block.",
+    "anchors": "Blocks scored by anchored, control, window_cap and induction.",
+    "block": "Bytes in each of those blocks; last_token scores single bytes.",
+    "reach": "No block begins before this byte, or before the longest length.",
     "stride": "sliding, per_position: bytes from window to window.",
-    "max_bytes": "Bytes read by the protocols other than anchored; 0 is all.",
+    "max_bytes": "sliding, nonoverlap, per_position: bytes read; 0 is all.",
     "examples": "task: examples of each length.",
     "batch_tokens": "Tokens that one call of the model is fed.",
     "bootstrap": "Resamples behind each 95 % interval.",
-    "seed": "Seed of the resamples.",
+    "seed": "Seed of the resamples, the shuffled bytes and the planted strings.",
 }
 
 

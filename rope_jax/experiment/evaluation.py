@@ -1,18 +1,14 @@
 """Evaluation of trained runs across context lengths.
 
 A protocol (see `protocols`) plans windows as index arrays; `scoring.score` runs any
-plan with any model and returns the nats of each scored byte; `measure` sums them in
-float64 on the host and adds intervals. `evaluate_run` and `evaluate_workdir` do that
-for what is on disk. bpc is sum(nats) / (bytes * ln 2), perplexity 2**bpc, per byte.
+plan with any model and returns the nats of each scored byte; `measurement.measure`
+sums them and adds intervals. Here that is done for what is on disk.
 """
 
 import dataclasses
-import functools
-import math
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
@@ -28,13 +24,14 @@ from rope_jax.experiment import (
     task_plots,
     task_report,
 )
-from rope_jax.experiment.bootstrap import mean_interval, unit_values
 from rope_jax.experiment.config import Config, EvalConfig, MeshConfig
 from rope_jax.experiment.data import sources
 from rope_jax.experiment.data.task_source import Task
+from rope_jax.experiment.measurement import measure
 from rope_jax.experiment.mesh import make_mesh, param_shardings
-from rope_jax.experiment.protocols import PROTOCOLS, Cell, Windows, plan
-from rope_jax.experiment.scoring import Apply, ModelApply, score
+from rope_jax.experiment.plans import flag
+from rope_jax.experiment.protocols import PROTOCOLS, plan
+from rope_jax.experiment.scoring import ModelApply
 
 __all__ = [
     "PROTOCOLS",
@@ -43,111 +40,6 @@ __all__ = [
     "evaluate_workdir",
     "measure",
 ]
-
-
-def measure(
-    apply: Apply,
-    params,
-    cells: list[Cell],
-    data: np.ndarray,
-    config: EvalConfig,
-    *,
-    train_length: int,
-    max_length: int | None = None,
-    mesh: Mesh | None = None,
-) -> list[dict]:
-    """Run a plan and summarise it: one row for each cell.
-
-    Args:
-      apply: as for `scoring.score`.
-      params: what `apply` takes.
-      cells: the plan.
-      data: uint8 `[N]`, the split.
-      config: batch size, resamples and seed.
-      train_length: the length that differences are to.
-      max_length: the longest window that the model takes; None for any. A cell
-        beyond it becomes a row without a value, and with a `reason`.
-      mesh: as for `scoring.score`.
-
-    Returns:
-      Rows with length, bpc, bpc_low, bpc_high, standard_error, perplexity, delta,
-      delta_low, delta_high, scored_bytes (a byte counts each time that it is scored),
-      window, stride and reason. What is not known is None.
-    """
-    values: dict[int, np.ndarray] = {}
-    rows = []
-    options = {"batch_tokens": config.batch_tokens, "mesh": mesh}
-    for cell, sums, counts in _unit_sums(
-        functools.partial(score, apply, params, data=data, **options), cells, max_length
-    ):
-        row = {
-            "length": cell.length,
-            "window": cell.windows.length,
-            "stride": cell.stride or None,
-            "scored_bytes": int(counts.sum()),
-            "reason": None,
-        }
-        if sums is None:
-            row["reason"] = f"the model's positions end at {max_length}"
-        elif not np.isfinite(sums).all():
-            row["reason"] = "the loss is not finite"
-        else:
-            values[cell.length] = unit_values(sums / math.log(2), counts)
-        rows.append(row)
-    options = {"resamples": config.bootstrap, "seed": config.seed}
-    reference = values.get(train_length)
-    return [
-        {**row, **_statistics(values.get(row["length"]), reference, options)}
-        for row in rows
-    ]
-
-
-def _unit_sums(
-    run: Callable[[Windows], np.ndarray], cells: list[Cell], max_length: int | None
-) -> Iterator[tuple[Cell, np.ndarray | None, np.ndarray]]:
-    """Nats summed over, and targets counted in, each unit of each cell's text."""
-    planned = None  # the windows whose scores are at hand
-    for cell in cells:
-        if max_length is not None and cell.longest > max_length:
-            yield cell, None, np.zeros(1)
-            continue
-        if planned is not cell.windows:
-            planned, windows = cell.windows, cell.windows
-            if max_length is not None and windows.length > max_length:
-                windows = _shortened(windows, max_length)
-            nats = run(windows).astype(np.float64)
-            contexts, targets = windows.contexts(), windows.targets()
-        kept = (cell.shortest <= contexts) & (contexts <= cell.longest)
-        unit = np.searchsorted(cell.units, targets[kept], side="right") - 1
-        size = len(cell.units)
-        sums = np.bincount(unit, weights=nats[kept], minlength=size)
-        yield cell, sums, np.bincount(unit, minlength=size)
-
-
-def _shortened(windows: Windows, length: int) -> Windows:
-    """The same windows without their end; causal, so their beginning is unchanged."""
-    kept = windows.first < length
-    return Windows(
-        length,
-        windows.starts[kept],
-        windows.first[kept],
-        np.minimum(windows.stop[kept], length),
-    )
-
-
-def _statistics(values, reference, options) -> dict:
-    names = ["bpc", "bpc_low", "bpc_high", "standard_error", "perplexity"]
-    names += ["delta", "delta_low", "delta_high"]
-    row = dict.fromkeys(names)
-    if values is None:
-        return row
-    mean, error, low, high, _ = mean_interval(values, **options)
-    row |= {"bpc": mean, "bpc_low": low, "bpc_high": high, "standard_error": error}
-    row["perplexity"] = 2.0**mean if mean < 1024 else None
-    if reference is not None:
-        mean, _, low, high, _ = mean_interval(values - reference, **options)
-        row |= {"delta": mean, "delta_low": low, "delta_high": high}
-    return {name: None if v is None or math.isnan(v) else v for name, v in row.items()}
 
 
 def check(config: EvalConfig, corpus: sources.Corpus | Task, train_length: int) -> None:
@@ -179,8 +71,8 @@ def evaluate_run(
 
     Returns:
       Rows with the keys of `measure` (of a task, of `task_evaluation.measure`, and
-      its lengths are in the task's units), and encoding, attention, seed, protocol,
-      split, train_length, step, dtype and corpus.
+      its lengths are in the task's units), and encoding, attention, scaling, seed,
+      protocol, split, train_length, step, trained_bytes, dtype and corpus.
 
     Raises:
       FileNotFoundError: no checkpoint.
@@ -202,9 +94,23 @@ def evaluate_run(
             data, train_length = _split(corpus, eval_config), config.data.length
             cells = plan(len(data), eval_config, train_length)
             limits["train_length"] = train_length
+            if any(cell.capped for cell in cells):
+                limits["capped"] = _capped(config)
             rows = measure(*model, cells, data, eval_config, **limits)
     about = _about(config, eval_config, corpus, step)
     return [about | row for row in rows]
+
+
+def _capped(config: Config) -> ModelApply:
+    """A run's model with attention to as many bytes as it was trained with."""
+    if config.model.attention == "linear":
+        raise ValueError(
+            f"{flag('protocol')} must not be 'window_cap' for a run with "
+            "model.attention 'linear', which cannot leave out old bytes"
+        )
+    window = min(config.model.window or config.data.length, config.data.length)
+    model = dataclasses.replace(config.model, window=window)
+    return ModelApply(checkpoint.abstract_model(model)[0])
 
 
 def _check_bytes(run_dir, corpus: sources.Corpus) -> None:
@@ -233,11 +139,13 @@ def _about(config: Config, eval_config: EvalConfig, corpus, step: int) -> dict:
     return {
         "encoding": config.model.encoding,
         "attention": config.model.attention,
+        "scaling": "",
         "seed": config.train.seed,
         "protocol": eval_config.protocol,
         "split": eval_config.split,
         "train_length": config.data.train_length,
         "step": step,
+        "trained_bytes": step * config.train.batch_size * config.data.length,
         "dtype": config.model.dtype,
         "corpus": corpus.name,
     }

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from rope_jax.experiment.config import EvalConfig
-from rope_jax.experiment.protocols import PROTOCOLS, Windows, plan
+from rope_jax.experiment.plans import Windows
+from rope_jax.experiment.protocols import PROTOCOLS, plan
 
 
 def planned(protocol, size, lengths, train_length=None, **options):
@@ -114,7 +115,7 @@ def test_units_are_stretches_of_text_that_hold_every_target():
     for protocol in PROTOCOLS:
         cells = planned(protocol, 40_000, (64, 128), anchors=100, block=16)
         for cell in cells:
-            targets = cell.windows.targets()
+            targets = cell.targets()
             unit = np.searchsorted(cell.units, targets, side="right") - 1
             assert unit.min() == 0 and unit.max() == len(cell.units) - 1
             assert np.all(np.diff(cell.units) >= 16)

@@ -9,7 +9,8 @@ from flax import nnx
 
 from rope_jax.experiment.config import EvalConfig, MeshConfig
 from rope_jax.experiment.mesh import make_mesh
-from rope_jax.experiment.protocols import Windows, plan
+from rope_jax.experiment.plans import Windows
+from rope_jax.experiment.protocols import plan
 from rope_jax.experiment.scoring import ModelApply, score
 from rope_jax.experiment.train_step import TrainState, make_train_step
 from rope_jax.nn.config import DecoderConfig
