@@ -12,8 +12,9 @@ from a `plans.Request` to cells and one entry here; no other file knows their na
   window_cap    anchored, with attention capped to the training length
   induction     a random string planted twice: the bits that the second copy saves
 
-The result of each is in bits per byte: the sum of -log2 p over all scored bytes by
-their number, never a mean of means. Perplexity is 2 to that power, per byte as well.
+Every result is in bits per byte: the sum of -log2 p(byte | bytes fed before it) over
+all scored bytes, divided by their number, never a mean of means. Perplexity is 2 to
+that power, per byte as well.
 """
 
 import dataclasses

@@ -1,6 +1,7 @@
 """Runs on disk, from their checkpoints to the rows and files of an evaluation."""
 
 import csv
+import dataclasses
 import json
 import shutil
 
@@ -10,12 +11,14 @@ import pytest
 from flax import nnx
 
 from rope_jax.experiment import evaluation, run_directory
-from rope_jax.experiment.checkpoint import load_params
+from rope_jax.experiment.checkpoint import abstract_model, load_params
 from rope_jax.experiment.config import Config, EvalConfig, MeshConfig
 from rope_jax.experiment.data import sources
 from rope_jax.experiment.evaluation import evaluate_run, evaluate_workdir
+from rope_jax.experiment.measurement import measure
 from rope_jax.experiment.mesh import make_mesh
 from rope_jax.experiment.protocols import plan
+from rope_jax.experiment.scoring import ModelApply
 from rope_jax.experiment.training import fit
 from rope_jax.nn.config import DecoderConfig
 
@@ -102,6 +105,44 @@ def test_a_run_scores_as_its_model_does_alone(workdir, corpus_file):
     rows = evaluate_run(workdir / "alibi-seed1", options)
     np.testing.assert_allclose([row["bpc"] for row in rows], bits, rtol=1e-6)
     np.testing.assert_allclose(rows[1]["delta"], bits[1] - bits[0], atol=1e-6)
+
+
+def test_a_run_is_evaluated_under_controls(workdir):
+    options = EvalConfig(
+        protocol="control", lengths=(32, 64), anchors=8, block=8, bootstrap=200
+    )
+    rows = evaluate_run(workdir / "alibi-seed0", options)
+    assert [(row["length"], row["control"]) for row in rows] == [
+        (32, "real"),
+        (64, "real"),
+        (64, "elsewhere"),
+        (64, "shuffled"),
+        (64, "masked"),
+    ]
+    for row in rows[2:]:
+        assert row["gain"] != 0
+        assert row["gain"] == pytest.approx(row["bpc"] - rows[1]["bpc"], abs=1e-9)
+        assert (row["attention"], row["scaling"]) == ("softmax", "")
+        assert row["trained_bytes"] == 1 * 8 * 32
+
+
+def test_capped_attention_is_that_of_a_model_with_a_window(workdir):
+    run = workdir / "alibi-seed0"
+    config, _, params, _ = load_params(run)
+    options = EvalConfig(
+        protocol="window_cap", lengths=(32, 64), anchors=8, block=8, bootstrap=200
+    )
+    one = make_mesh(MeshConfig(data=1))
+    rows = evaluate_run(run, options, mesh=one)
+    assert [row["control"] for row in rows] == ["full", "full", "capped"]
+    local = dataclasses.replace(config.model, window=32)
+    data = sources.load(config.data).validation
+    cells = plan(len(data), dataclasses.replace(options, protocol="anchored"), 32)
+    apply = ModelApply(abstract_model(local)[0])
+    _, right = measure(apply, params, cells, data, options, train_length=32, mesh=one)
+    assert rows[2]["bpc"] == pytest.approx(right["bpc"], abs=1e-9)
+    assert abs(rows[2]["gain"]) > 1e-8  # little, after a single step
+    assert rows[2]["gain"] == pytest.approx(rows[2]["bpc"] - rows[1]["bpc"], abs=1e-9)
 
 
 def test_options_replace_what_the_runs_were_configured_with(workdir):

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from rope_jax.experiment.config import EvalConfig
+from rope_jax.experiment.config import EvalConfig, MeshConfig
 from rope_jax.experiment.measurement import measure
+from rope_jax.experiment.mesh import make_mesh
 from rope_jax.experiment.protocols import PROTOCOLS, plan
 from rope_jax.experiment.scoring import ModelApply
 from rope_jax.nn.config import DecoderConfig
@@ -81,6 +82,133 @@ def test_t07_bits_per_byte_from_nats():
     assert row["bpc"] == pytest.approx(2.8853900818, abs=1e-6)
     assert row["perplexity"] == pytest.approx(np.exp(2), abs=1e-5)
     assert 2 ** row["bpc"] == pytest.approx(row["perplexity"], rel=1e-12)
+
+
+def context_reader(seed=0):
+    """A model of all bytes before the target, and of which of them are hidden."""
+    table = np.random.default_rng(seed).normal(0, 2, (251, 256))
+
+    def apply(params, inputs, *, last, key_mask=None):
+        seen = inputs if key_mask is None else jnp.where(key_mask, inputs, 0)
+        places = jnp.arange(1, inputs.shape[1] + 1)[None]
+        state = jnp.cumsum((seen + 1) * places, axis=1) % 251
+        return jnp.asarray(table, jnp.float32)[state[:, -last:]]
+
+    return apply
+
+
+def pair_reader(logits):
+    """A model of the byte before the target."""
+
+    def apply(params, inputs, *, last, key_mask=None):
+        return jnp.asarray(logits, jnp.float32)[inputs[:, -last:]]
+
+    return apply
+
+
+# One partial batch at least for every protocol and length, and a ragged last window.
+SIZE, RAGGED = 803, {"anchors": 19, "block": 8, "batch_tokens": 320, "bootstrap": 20}
+UNEDITED = [name for name in PROTOCOLS if name != "induction"]
+
+
+@pytest.mark.parametrize("protocol", UNEDITED)
+def test_t03_to_t07_bpc_is_the_sum_over_all_targets_by_their_number(protocol):
+    """Against the pairs of bytes of the text itself, in float64."""
+    data = np.random.default_rng(0).integers(0, 256, SIZE).astype(np.uint8)
+    logits = np.random.default_rng(1).normal(0, 2, (256, 256))
+    nats = np.log(np.exp(logits).sum(axis=1, keepdims=True)) - logits
+    options = {"protocol": protocol, **RAGGED}
+    rows = measured_rows(pair_reader(logits), data, (32, 64), **options)
+    cells = plan(SIZE, EvalConfig(lengths=(32, 64), **options), 32)
+    for row, cell in zip(rows, cells, strict=True):
+        ids = cell.targets()
+        mean = nats[data[ids - 1], data[ids]].mean()
+        assert row["scored_bytes"] == len(ids)
+        assert row["bpc"] == pytest.approx(mean / np.log(2), abs=1e-6)
+        assert row["perplexity"] == pytest.approx(np.exp(mean), rel=1e-6)
+        assert row["perplexity"] == pytest.approx(2 ** row["bpc"], rel=1e-12)
+        if cell.versus is not None:
+            assert row["gain"] == row["gain_low"] == row["gain_high"] == 0
+
+
+@pytest.mark.parametrize("protocol", UNEDITED)
+def test_t08_targets_are_the_bytes_that_follow(protocol):
+    data = np.arange(SIZE).astype(np.uint8)
+    for step, bits in ((1, 0.0), (0, 100 / np.log(2)), (2, 100 / np.log(2))):
+        logits = 100 * np.roll(np.eye(256), step, axis=1)
+        options = {"protocol": protocol, **RAGGED}
+        rows = measured_rows(pair_reader(logits), data, (32, 64), **options)
+        for row in rows:
+            assert row["bpc"] == pytest.approx(bits, abs=1e-4)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_t04_t05_rows_do_not_depend_on_batches_or_devices(protocol):
+    data = np.random.default_rng(0).integers(0, 256, SIZE).astype(np.uint8)
+    model = context_reader()
+    options = {"protocol": protocol, **RAGGED, "capped": context_reader(1)}
+
+    def on(devices, batch_tokens):
+        mesh = make_mesh(MeshConfig(data=devices)) if devices else None
+        changed = {"batch_tokens": batch_tokens, "mesh": mesh}
+        return measured_rows(model, data, (32, 64), **options | changed)
+
+    whole = on(1, 10**6)
+    assert len({row["bpc"] for row in whole}) == len(
+        whole
+    )  # the model tells them apart
+    for rows in (on(None, 150), on(8, 1)):
+        for row, right in zip(rows, whole, strict=True):
+            for name, value in right.items():
+                near = isinstance(value, float)
+                expected = pytest.approx(value, rel=1e-6, abs=1e-6) if near else value
+                assert row[name] == expected, name
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_t15_one_compilation_for_each_length_and_model(protocol):
+    traced = []
+
+    def traces(name):
+        def apply(params, inputs, *, last, key_mask=None):
+            traced.append((name, inputs.shape[1]))
+            return jnp.zeros((*inputs[:, -last:].shape, 256))
+
+        return apply
+
+    full, capped = traces("full"), traces("capped")
+    for _ in range(2):
+        measured_rows(
+            full,
+            np.zeros(SIZE, np.uint8),
+            (32, 64, 128),
+            protocol=protocol,
+            capped=capped,
+            **RAGGED,
+        )
+    lengths = [128] if protocol == "per_position" else [32, 64, 128]
+    more = [("capped", n) for n in (64, 128)] if protocol == "window_cap" else []
+    assert sorted(traced) == sorted([("full", n) for n in lengths] + more)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_s04_lengths_past_the_model_are_rows_with_a_reason(protocol):
+    def apply(params, inputs, *, last, key_mask=None):
+        assert inputs.shape[1] <= 32, "fed more than it can do"
+        return jnp.zeros((*inputs[:, -last:].shape, 256))
+
+    data = np.zeros(SIZE, np.uint8)
+    options = {"protocol": protocol, "max_length": 32, **RAGGED}
+    rows = measured_rows(apply, data, (32, 64), **options)
+    assert {row["length"] for row in rows} >= {32, 64}
+    for row in rows:
+        if row["length"] <= 32:
+            assert row["reason"] is None and row["bpc"] == pytest.approx(8.0)
+        else:
+            assert row["reason"] == "the model's positions end at 32"
+            for name in ("bpc", "perplexity", "delta", "gain", "gain_low"):
+                assert row[name] is None
+            assert row["scored_bytes"] == 0
 
 
 def abstract(encoding="rope", **options):
