@@ -26,8 +26,9 @@ def induction(request: Request) -> list[Cell]:
     fix it for all lengths.
 
     bpc is the bits per byte of the second copy, and gain is that of the first copy
-    less that of the second, paired anchor by anchor: 0 where the model cannot look so
-    far back, and at most what the first copy costs.
+    less that of the second, paired anchor by anchor. It is at most what the first copy
+    costs, about 0 where the model cannot look so far back, and below 0 where it does
+    worse at the end of the window than near its beginning.
     """
     config = request.config
     block, shortest = config.block, min(request.lengths)
