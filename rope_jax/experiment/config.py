@@ -70,16 +70,19 @@ class EvalConfig:
     """
 
     lengths: tuple[int, ...] = (128, 256, 512, 1024, 2048)
-    protocol: str = "anchored"  # or "nonoverlap", "sliding", "per_position", "task"
+    protocol: str = "anchored"  # or another of protocols.PROTOCOLS, or "task"
     split: str = "validation"  # or "test"
+    # "anchored" below stands for every protocol that scores blocks of bytes:
+    # last_token (blocks of one byte), control, window_cap and induction as well.
     anchors: int = 256  # anchored: blocks scored, spread over the split
     block: int = 32  # anchored: bytes scored in each block
+    reach: int = 0  # anchored: no block before this byte; 0: before max(lengths)
     stride: int = 0  # sliding, per_position: bytes from window to window; 0: a part
-    max_bytes: int = 0  # bytes read by the protocols other than anchored; 0 is all
+    max_bytes: int = 0  # sliding, per_position, nonoverlap: bytes read; 0 is all
     examples: int = 256  # task: examples of each length
     batch_tokens: int = 16384  # tokens that one evaluation call is fed
     bootstrap: int = 2000  # resamples behind each 95 % interval
-    seed: int = 0  # of the bootstrap
+    seed: int = 0  # of the bootstrap, the shuffled bytes and the planted strings
     scaling: tuple[str, ...] = ()  # changes of the model that get rows too: `scalings`
 
 

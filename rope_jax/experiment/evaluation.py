@@ -1,18 +1,15 @@
 """Evaluation of trained runs across context lengths.
 
 A protocol (see `protocols`) plans windows as index arrays; `scoring.score` runs any
-plan with any model and returns the nats of each scored byte; `measure` sums them in
-float64 on the host and adds intervals. `evaluate_run` and `evaluate_workdir` do that
-for what is on disk. bpc is sum(nats) / (bytes * ln 2), perplexity 2**bpc, per byte.
+plan with any model and returns the nats of each scored byte; `measurement.measure`
+sums them and adds intervals. Here that is done for what is on disk.
 """
 
 import dataclasses
 import functools
-import math
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
@@ -29,13 +26,20 @@ from rope_jax.experiment import (
     task_plots,
     task_report,
 )
-from rope_jax.experiment.bootstrap import mean_interval, unit_values
 from rope_jax.experiment.config import Config, EvalConfig, MeshConfig
 from rope_jax.experiment.data import sources
 from rope_jax.experiment.data.task_source import Task
+from rope_jax.experiment.measurement import (
+    Scores,
+    measure,
+    reference,
+    score_cells,
+    summarize,
+)
 from rope_jax.experiment.mesh import make_mesh, param_shardings
-from rope_jax.experiment.protocols import PROTOCOLS, Cell, Windows, plan
-from rope_jax.experiment.scoring import Apply, ModelApply, score
+from rope_jax.experiment.protocols import PROTOCOLS, plan
+from rope_jax.experiment.scoring import ModelApply
+from rope_jax.nn.config import DecoderConfig
 
 __all__ = [
     "PROTOCOLS",
@@ -44,129 +48,6 @@ __all__ = [
     "evaluate_workdir",
     "measure",
 ]
-
-
-def measure(
-    apply: Apply,
-    params,
-    cells: list[Cell],
-    data: np.ndarray,
-    config: EvalConfig,
-    *,
-    train_length: int,
-    max_length: int | None = None,
-    mesh: Mesh | None = None,
-) -> list[dict]:
-    """Run a plan and summarise it: one row for each cell.
-
-    Args:
-      apply: as for `scoring.score`.
-      params: what `apply` takes.
-      cells: the plan.
-      data: uint8 `[N]`, the split.
-      config: batch size, resamples and seed.
-      train_length: the length that differences are to.
-      max_length: the longest window that the model takes; None for any. A cell
-        beyond it becomes a row without a value, and with a `reason`.
-      mesh: as for `scoring.score`.
-
-    Returns:
-      Rows with length, bpc, bpc_low, bpc_high, standard_error, perplexity, delta,
-      delta_low, delta_high, scored_bytes (a byte counts each time that it is scored),
-      window, stride and reason. What is not known is None.
-    """
-    options = {"max_length": max_length, "mesh": mesh}
-    measured = _values(apply, params, cells, data, config, **options)
-    return _with_statistics(measured, _reference(measured, train_length), config)
-
-
-Measured = list[tuple[dict, np.ndarray | None]]  # rows, and bits by unit of text
-
-
-def _values(apply, params, cells, data, config, *, max_length, mesh) -> Measured:
-    """What was scored, before statistics: a row and its units for each cell."""
-    measured = []
-    options = {"batch_tokens": config.batch_tokens, "mesh": mesh}
-    for cell, sums, counts in _unit_sums(
-        functools.partial(score, apply, params, data=data, **options), cells, max_length
-    ):
-        row, values = _row(cell, int(counts.sum())), None
-        if sums is None:
-            row["reason"] = f"the model's positions end at {max_length}"
-        elif not np.isfinite(sums).all():
-            row["reason"] = "the loss is not finite"
-        else:
-            values = unit_values(sums / math.log(2), counts)
-        measured.append((row, values))
-    return measured
-
-
-def _row(cell: Cell, scored: int, reason: str | None = None) -> dict:
-    return {
-        "length": cell.length,
-        "window": cell.windows.length,
-        "stride": cell.stride or None,
-        "scored_bytes": scored,
-        "reason": reason,
-    }
-
-
-def _reference(measured: Measured, train_length: int) -> np.ndarray | None:
-    """The units of the training length, which differences are to."""
-    return {row["length"]: values for row, values in measured}.get(train_length)
-
-
-def _with_statistics(measured: Measured, reference, config: EvalConfig) -> list[dict]:
-    options = {"resamples": config.bootstrap, "seed": config.seed}
-    return [row | _statistics(values, reference, options) for row, values in measured]
-
-
-def _unit_sums(
-    run: Callable[[Windows], np.ndarray], cells: list[Cell], max_length: int | None
-) -> Iterator[tuple[Cell, np.ndarray | None, np.ndarray]]:
-    """Nats summed over, and targets counted in, each unit of each cell's text."""
-    planned = None  # the windows whose scores are at hand
-    for cell in cells:
-        if max_length is not None and cell.longest > max_length:
-            yield cell, None, np.zeros(1)
-            continue
-        if planned is not cell.windows:
-            planned, windows = cell.windows, cell.windows
-            if max_length is not None and windows.length > max_length:
-                windows = _shortened(windows, max_length)
-            nats = run(windows).astype(np.float64)
-            contexts, targets = windows.contexts(), windows.targets()
-        kept = (cell.shortest <= contexts) & (contexts <= cell.longest)
-        unit = np.searchsorted(cell.units, targets[kept], side="right") - 1
-        size = len(cell.units)
-        sums = np.bincount(unit, weights=nats[kept], minlength=size)
-        yield cell, sums, np.bincount(unit, minlength=size)
-
-
-def _shortened(windows: Windows, length: int) -> Windows:
-    """The same windows without their end; causal, so their beginning is unchanged."""
-    kept = windows.first < length
-    return Windows(
-        length,
-        windows.starts[kept],
-        windows.first[kept],
-        np.minimum(windows.stop[kept], length),
-    )
-
-
-def _statistics(values, reference, options) -> dict:
-    names = ["bpc", "bpc_low", "bpc_high", "standard_error", "perplexity"]
-    names += ["delta", "delta_low", "delta_high"]
-    row = dict.fromkeys(names)
-    if values is None:
-        return row
-    mean, error, low, high, _ = mean_interval(values, **options)
-    row |= {"bpc": mean, "bpc_low": low, "bpc_high": high, "standard_error": error}
-    row["perplexity"] = 2.0**mean if mean < 1024 else None
-    if reference is not None:
-        mean, _, low, high, _ = mean_interval(values - reference, **options)
-        row |= {"delta": mean, "delta_low": low, "delta_high": high}
-    return {name: None if v is None or math.isnan(v) else v for name, v in row.items()}
 
 
 def check(config: EvalConfig, corpus: sources.Corpus | Task, train_length: int) -> None:
@@ -205,9 +86,9 @@ def evaluate_run(
     Returns:
       Rows with the keys of `measure` (of a task, of `task_evaluation.measure`, and
       its lengths are in the task's units), and encoding, attention, scaling, seed,
-      protocol, split, train_length, step, dtype and corpus. `scaling` is "" for the
-      model as it was trained, and the text of the change otherwise; all differences
-      are to the unchanged model at its training length, on the same bytes.
+      protocol, split, train_length, step, trained_bytes, dtype and corpus. `scaling`
+      is "" for the model as it was trained, and the text of the change otherwise; all
+      differences are to the unchanged model at its training length, on the same bytes.
 
     Raises:
       FileNotFoundError: no checkpoint.
@@ -236,21 +117,20 @@ def evaluate_run(
 def _with_changes(config, params, data, eval_config, mesh) -> list[dict]:
     """The rows of the model as it was trained, then those of each change of it."""
     cells = plan(len(data), eval_config, config.data.length)
-    measured = {
-        scaling: _scaled_values(config, scaling, params, cells, data, eval_config, mesh)
-        for scaling in ("", *eval_config.scaling)
-    }
-    reference = _reference(measured[""], config.data.length)
-    return [
-        {"scaling": scaling} | row
-        for scaling, values in measured.items()
-        for row in _with_statistics(values, reference, eval_config)
-    ]
+    trained, rows = None, []
+    for scaling in ("", *eval_config.scaling):
+        scores = _scores(config, scaling, params, cells, data, eval_config, mesh)
+        if not scaling:
+            trained = reference(cells, scores, config.data.length)
+        made = summarize(cells, scores, eval_config, trained=trained)
+        rows += [{"scaling": scaling} | row for row in made]
+    return rows
 
 
-def _scaled_values(config, scaling, params, cells, data, eval_config, mesh) -> Measured:
+def _scores(config, scaling, params, cells, data, eval_config, mesh) -> Scores:
     """What a change of the model scores; one that does not apply gives a reason."""
     model, length = config.model, config.data.length
+    capped = any(cell.capped for cell in cells)
     try:
         if scaling:
             model = scalings.apply(model, scaling, train_length=length)
@@ -258,11 +138,20 @@ def _scaled_values(config, scaling, params, cells, data, eval_config, mesh) -> M
         apply = ModelApply(graphdef)
         tokens = jax.ShapeDtypeStruct((1, length), np.int32)
         jax.eval_shape(functools.partial(apply, last=1), params, tokens)
+        options = {"capped": _capped(model, length) if capped else None}
     except ValueError as error:
-        return [(_row(cell, 0, reason=str(error)), None) for cell in cells]
-    max_length = nnx.merge(graphdef, params).max_length
-    options = {"max_length": max_length, "mesh": mesh}
-    return _values(apply, params, cells, data, eval_config, **options)
+        return Scores.without(cells, str(error))
+    options["max_length"] = nnx.merge(graphdef, params).max_length
+    return score_cells(apply, params, cells, data, eval_config, mesh=mesh, **options)
+
+
+def _capped(model: DecoderConfig, length: int) -> ModelApply:
+    """A model with attention to as many bytes as it was trained with."""
+    if model.attention == "linear":
+        raise ValueError("linear attention cannot leave out old bytes")
+    window = min(model.window or length, length)
+    model = dataclasses.replace(model, window=window)
+    return ModelApply(checkpoint.abstract_model(model)[0])
 
 
 def _check_bytes(run_dir, corpus: sources.Corpus) -> None:
@@ -297,6 +186,7 @@ def _about(config: Config, eval_config: EvalConfig, corpus, step: int) -> dict:
         "split": eval_config.split,
         "train_length": config.data.train_length,
         "step": step,
+        "trained_bytes": step * config.train.batch_size * config.data.length,
         "dtype": config.model.dtype,
         "corpus": corpus.name,
     }

@@ -68,18 +68,20 @@ class _Curve:
 def _curves(rows: list[dict]) -> list[_Curve]:
     groups: dict[tuple, list[dict]] = {}
     for row in aggregate(rows):
-        groups.setdefault((label(row), row["train_length"]), []).append(row)
-    several = len({train_length for _, train_length in groups}) > 1
+        key = label(row), row["train_length"], row["control"]
+        groups.setdefault(key, []).append(row)
+    several = len({train_length for _, train_length, _ in groups}) > 1
     curves = []
-    for index, ((model, train_length), group) in enumerate(groups.items()):
+    for index, ((model, train_length, control), group) in enumerate(groups.items()):
         group = sorted(group, key=lambda row: row["length"])
         known = [row for row in group if row["bpc"] is not None]
         if not known:
             continue
+        length = f"({train_length})" if several else ""
         intervals = np.array([_band(row, rows) for row in known], np.float64)
         curves.append(
             _Curve(
-                label=f"{model} ({train_length})" if several else model,
+                label=" ".join(filter(None, (model, length, control))),
                 length=np.array([row["length"] for row in known]),
                 bpc=np.array([row["bpc"] for row in known]),
                 low=intervals[:, 0],
@@ -94,12 +96,12 @@ def _curves(rows: list[dict]) -> list[_Curve]:
 def _band(mean: dict, rows: list[dict]) -> tuple[float | None, float | None]:
     if mean["seeds"] > 1:
         return mean["bpc"] - mean["bpc_sd"], mean["bpc"] + mean["bpc_sd"]
-
-    def key(row):
-        return label(row), row["train_length"], row["length"]
-
+    keys = ("train_length", "control", "length")
     for row in rows:
-        if row["bpc"] is not None and key(row) == key(mean):
+        same = label(row) == label(mean) and all(
+            row.get(k, "") == mean[k] for k in keys
+        )
+        if row["bpc"] is not None and same:
             return row["bpc_low"], row["bpc_high"]
     raise AssertionError(f"no row is behind {mean}")
 

@@ -13,16 +13,24 @@ import numpy as np
 from rope_jax.experiment import atomic
 
 WIDTH = 100  # columns of a terminal that a table may take
+# What the runs of one series have in common, whatever their seed.
+_SERIES = ("encoding", "scaling", "train_length", "control", "length")
+_GAINS = {
+    "control": "what the control costs in bits per byte, against the real old bytes",
+    "window_cap": "what the cap costs in bits per byte, against full attention",
+    "induction": "bits per byte that the second copy saves, against the first",
+}
 
 
 def format_table(rows: list[dict]) -> str:
     """The table of an evaluation: a line for each run, a column for each length.
 
-    Two blocks: bits per byte, and the paired difference to the training length. A
-    number after "±" is half of the 95 % interval; on the lines over several seeds it
-    is the standard deviation over them. A model that was changed for the evaluation
-    has lines of its own ("rope +yarn:4"). Lengths that do not fit beside each
-    other in 100 columns go into further blocks.
+    Two blocks: bits per byte, and the paired difference to the training length; a
+    third one of gains for the protocols that report them. A number after "±" is half
+    of the 95 % interval; on the lines over several seeds it is the standard deviation
+    over them. A model that was changed for the evaluation has lines of its own ("rope
+    +yarn:4"). Lengths that do not fit beside each other in 100 columns go into further
+    blocks.
 
     Args:
       rows: the rows of `evaluation.evaluate_workdir`, of one protocol.
@@ -40,7 +48,10 @@ def format_table(rows: list[dict]) -> str:
     for name, title in (
         ("bpc", "bits per byte, by bytes of context"),
         ("delta", "difference in bits per byte to the training length"),
+        ("gain", _GAINS.get(rows[0]["protocol"], "gain in bits per byte")),
     ):
+        if name == "gain" and all(row.get(name) is None for row in rows):
+            continue
         parts += [f"{title}:\n{block}" for block in blocks(_lines(rows, name))]
     return "\n\n".join([*parts, "\n".join(_notes(rows))])
 
@@ -52,28 +63,26 @@ def label(row: dict) -> str:
 
 
 def aggregate(rows: Iterable[dict]) -> list[dict]:
-    """Means over the seeds of each model, training length and context length.
+    """Means over the seeds of each model, training length, control and length.
 
     Args:
       rows: rows of one protocol; those without a value count as missing.
 
     Returns:
-      Rows with encoding, scaling, train_length, length, seeds (how many have a
-      value), bpc and delta (means) and bpc_sd, delta_sd (sample standard deviation,
-      ddof 1; None for fewer than two seeds), in the order of first appearance.
+      Rows with encoding, scaling, train_length, control, length, seeds (how many have a
+      value), bpc, delta and gain (means) and bpc_sd, delta_sd, gain_sd (sample
+      standard deviation, ddof 1; None for fewer than two seeds), in the order of
+      first appearance.
     """
     groups: dict[tuple, list[dict]] = {}
     for row in rows:
-        key = label(row), row["train_length"], row["length"]
-        groups.setdefault(key, []).append(row)
+        groups.setdefault(tuple(row.get(name, "") for name in _SERIES), []).append(row)
     made = []
-    for (_, train_length, length), group in groups.items():
-        one = {"encoding": group[0]["encoding"]}
-        one["scaling"] = group[0].get("scaling", "")
-        one |= {"train_length": train_length, "length": length}
+    for key, group in groups.items():
+        one = dict(zip(_SERIES, key, strict=True))
         one["seeds"] = sum(row["bpc"] is not None for row in group)
-        for name in ("bpc", "delta"):
-            values = [row[name] for row in group if row[name] is not None]
+        for name in ("bpc", "delta", "gain"):
+            values = [row[name] for row in group if row.get(name) is not None]
             one[name] = float(np.mean(values)) if values else None
             several = len(values) > 1
             one[f"{name}_sd"] = float(np.std(values, ddof=1)) if several else None
@@ -118,15 +127,21 @@ def _plain(row: dict) -> dict:
 
 def _headline(rows: list[dict]) -> str:
     def span(name, form="{:,}"):
-        values = sorted({row[name] for row in rows if row["bpc"] is not None})
+        known = (row[name] for row in rows if row["bpc"] is not None)
+        values = sorted({value for value in known if value is not None})
         ends = values[:1] + values[1:][-1:]
         return " to ".join(form.format(value) for value in ends) or "no"
 
+    apart = all(row["stride"] is None for row in rows)
+    stride = "apart" if apart else f"{span('stride')} bytes from one to the next"
     return (
         f"{rows[0]['protocol']} protocol, {rows[0]['split']} split, "
         f"{span('scored_bytes')} bytes scored at each length\n"
         f"trained at {span('train_length')} bytes of context, "
-        f"checkpoint of step {span('step')}, {span('dtype', '{}')}"
+        f"checkpoint of step {span('step')}, {span('dtype', '{}')}, "
+        f"seed {span('seed')}\n"
+        f"windows of {span('window')} bytes, {stride}, "
+        f"standard error {span('standard_error', '{:.4f}')}"
     )
 
 
@@ -156,31 +171,41 @@ def blocks(lines: list[tuple[tuple, dict[int, str]]]) -> list[str]:
 
 def _lines(rows: list[dict], name: str) -> list[tuple[tuple, dict[int, str]]]:
     """(label, cells by length) of each line, the header first."""
+    controls = any(row.get("control") for row in rows)
     runs: dict[tuple, dict[int, str]] = {}
     for row in rows:
-        key = label(row), str(row["train_length"]), str(row["seed"])
+        if name == "gain" and row.get(name) is None:
+            continue
+        key = (*_label(row, controls), str(row["seed"]))
         low, high = row[f"{name}_low"], row[f"{name}_high"]
         half = None if low is None or high is None else (high - low) / 2
         runs.setdefault(key, {})[row["length"]] = _cell(name, row[name], half)
-    lengths = sorted({row["length"] for row in rows})
-    lines = [(("encoding", "trained", "seed"), {n: str(n) for n in lengths})]
+    lengths = sorted({length for cells in runs.values() for length in cells})
+    heads = ("encoding", "trained", *["control"][:controls], "seed")
+    lines = [(heads, {n: str(n) for n in lengths})]
     means: dict[tuple, dict[int, str]] = {}
     for row in aggregate(rows):
-        key = label(row), str(row["train_length"])
+        key = _label(row, controls)
         text = _cell(name, row[name], row[f"{name}_sd"])
         means.setdefault(key, {})[row["length"]] = text
     for mean_key, mean_cells in means.items():
-        own = [(key, cells) for key, cells in runs.items() if key[:2] == mean_key]
+        own = [(key, cells) for key, cells in runs.items() if key[:-1] == mean_key]
         lines += own
         if len(own) > 1:
             lines.append(((*mean_key, "mean"), mean_cells))
     return lines
 
 
+def _label(row: dict, controls: bool) -> tuple[str, ...]:
+    """What the lines of one run's seeds have in common."""
+    model = label(row), str(row["train_length"])
+    return (*model, row["control"]) if controls else model
+
+
 def _cell(name: str, value: float | None, spread: float | None) -> str:
     if value is None:
         return "-"
-    text = f"{value:+.3f}" if name == "delta" else f"{value:.3f}"
+    text = f"{value:.3f}" if name == "bpc" else f"{value:+.3f}"
     if spread is None:
         return text
     return text + "±" + f"{spread:.3f}"[:5].removeprefix("0")

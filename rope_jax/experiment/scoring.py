@@ -19,9 +19,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rope_jax.experiment.loss import token_nats
 from rope_jax.experiment.mesh import batch_sharding, replicated
-from rope_jax.experiment.protocols import Windows
+from rope_jax.experiment.plans import Windows
 
-Apply = Callable[..., jax.Array]  # (params, inputs [B, W], *, last) -> [B, last, V]
+# (params, inputs [B, W], *, last) -> [B, last, V]; `key_mask` [B, W] beside `last` for
+# windows that hide tokens.
+Apply = Callable[..., jax.Array]
 Statistic = Callable[[jax.Array, jax.Array], jax.Array]  # (logits, targets)
 
 
@@ -34,9 +36,25 @@ class ModelApply:
 
     graphdef: nnx.GraphDef
 
-    def __call__(self, params, inputs: jax.Array, *, last: int) -> jax.Array:
-        """Logits `[B, last, V]` after the last tokens of inputs `[B, W]`."""
-        return nnx.merge(self.graphdef, params)(inputs, last=last)
+    def __call__(
+        self,
+        params,
+        inputs: jax.Array,
+        *,
+        last: int,
+        key_mask: jax.Array | None = None,
+    ) -> jax.Array:
+        """Logits `[B, last, V]` after the last tokens of inputs `[B, W]`.
+
+        Positions count along the row whatever `key_mask` `[B, W]` hides. An encoding
+        that makes its own counts them over what is seen instead.
+        """
+        model = nnx.merge(self.graphdef, params)
+        if key_mask is None:
+            return model(inputs, last=last)
+        own = model.encoding is not None and model.encoding.own_positions
+        positions = None if own else jnp.arange(inputs.shape[1])
+        return model(inputs, positions=positions, key_mask=key_mask, last=last)
 
 
 def score(
@@ -56,7 +74,8 @@ def score(
 
     Args:
       apply: `(params, inputs [B, W], *, last) -> logits [B, last, V]`, hashable; it is
-        compiled once for each length.
+        compiled once for each length. It is given `key_mask`, bool `[B, W]`, where
+        the windows hide tokens.
       params: what `apply` takes.
       windows: what to feed and what to score.
       data: uint8 `[N]`, the split.
@@ -80,8 +99,10 @@ def score(
     for begin in range(0, len(windows.starts), rows):
         part = slice(begin, begin + rows)
         inputs, targets = _batch(windows, data, part, rows)
+        inputs, targets = put(inputs), put(targets)
+        options = {"mesh": mesh, "statistic": statistic}
         values = _window_values(
-            apply, params, put(inputs), put(targets), mesh=mesh, statistic=statistic
+            apply, params, inputs, targets, windows.hidden, **options
         )
         pending.append((windows.scored(part), values))
         if len(pending) > 1:  # read a batch while the device works on the next
@@ -92,9 +113,13 @@ def score(
 
 
 @functools.partial(jax.jit, static_argnames=("apply", "mesh", "statistic"))
-def _window_values(apply, params, inputs, targets, *, mesh, statistic):
+def _window_values(apply, params, inputs, targets, hidden, *, mesh, statistic):
     inputs, targets = inputs.astype(jnp.int32), targets.astype(jnp.int32)
-    values = statistic(apply(params, inputs, last=targets.shape[1]), targets)
+    options = {}
+    if hidden is not None:
+        seen = jnp.arange(inputs.shape[1])[None] >= hidden
+        options["key_mask"] = jnp.broadcast_to(seen, inputs.shape)
+    values = statistic(apply(params, inputs, last=targets.shape[1], **options), targets)
     if mesh is None:
         return values
     # Every process reads all of the values.
@@ -102,13 +127,19 @@ def _window_values(apply, params, inputs, targets, *, mesh, statistic):
 
 
 def _batch(windows, data, part, rows):
-    """Inputs `[rows, W]` and targets `[rows, last]`, uint8; unfilled rows are 0."""
+    """Inputs `[rows, W]` and targets `[rows, last]`, uint8; unfilled rows are 0.
+
+    The one place where what is fed may differ from the data.
+    """
     starts, stop = windows.starts[part, None], windows.stop[part, None]
     offset = np.arange(windows.length + 1)
     tokens = np.zeros((rows, windows.length + 1), np.uint8)
     # A window may reach past the data: what follows its last target is 0.
     real = np.take(data, starts + offset, mode="clip")
-    tokens[: len(starts)] = np.where(offset <= stop, real, 0)
+    real = np.where(offset <= stop, real, 0)
+    if windows.edit is not None:
+        real = windows.edit(real, data, part)
+    tokens[: len(starts)] = real
     return tokens[:, :-1], tokens[:, -windows.last :]
 
 

@@ -28,13 +28,14 @@ from rope_jax.experiment.config import EvalConfig
 from rope_jax.experiment.data.task_source import TEST_STREAMS, Task, rows
 from rope_jax.experiment.data.tasks import TASKS, Example
 from rope_jax.experiment.loss import token_nats
-from rope_jax.experiment.protocols import Windows
+from rope_jax.experiment.plans import Windows
 from rope_jax.experiment.scoring import Apply, score
 
 PROTOCOL = "task"
 SOLVED = 0.9  # the exact match at which a length counts as solved
 _NORMAL = 1.959963984540054  # quantile of 97.5 %
-_OF_TEXT = ("anchors", "block", "stride", "max_bytes")  # options of other protocols
+# Options of the other protocols.
+_OF_TEXT = ("anchors", "block", "reach", "stride", "max_bytes")
 
 
 def check(config: EvalConfig, task: Task) -> None:
@@ -88,7 +89,7 @@ def measure(
       mesh: as for `scoring.score`.
 
     Returns:
-      Rows by ascending length, with the keys of `evaluation.measure`, where bpc is
+      Rows by ascending length, with the keys of `measurement.measure`, where bpc is
       the bits per scored byte, and examples, exact_match with its Wilson interval
       exact_low and exact_high, token_accuracy, and longest_solved, the same in all
       rows: the longest length here whose exact match is at least `SOLVED`. There is no

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rope_jax.experiment.config import EvalConfig
-from rope_jax.experiment.protocols import PROTOCOLS, Windows, plan
+from rope_jax.experiment.protocols import PROTOCOLS, plan
 
 
 def planned(protocol, size, lengths, train_length=None, **options):
@@ -50,37 +50,6 @@ def test_sliding_scores_each_byte_once_with_the_context_it_promises(size, option
     assert np.all(contexts > 8 - stride) and np.all(contexts <= 8)
 
 
-def test_anchored_scores_the_same_bytes_at_every_length():
-    lengths = (32, 64, 256, 1024)
-    cells = planned("anchored", 5000, lengths, anchors=16, block=8)
-    targets = [cell.windows.targets() for cell in cells]
-    for ids in targets:
-        np.testing.assert_array_equal(ids, targets[0])
-    assert len(set(targets[0].tolist())) == 16 * 8  # no byte twice
-    # Blocks are whole, from the first byte with a full context to the last byte.
-    blocks = targets[0].reshape(16, 8)
-    np.testing.assert_array_equal(np.diff(blocks, axis=1), 1)
-    assert blocks[0, 0] == 1024 and blocks[-1, -1] == 4999
-    gaps = np.diff(blocks[:, 0])
-    assert gaps.max() - gaps.min() <= 1
-    for length, cell in zip(lengths, cells, strict=True):
-        windows = cell.windows
-        # W bytes are fed, the last of them just before the last scored byte.
-        assert windows.length == length and windows.last == 8
-        np.testing.assert_array_equal(windows.starts + length, blocks[:, -1])
-        assert windows.starts.min() >= 0
-        np.testing.assert_array_equal(
-            windows.contexts().reshape(16, 8)[:, -1], np.full(16, length)
-        )
-
-
-def test_anchors_may_fill_the_room_and_be_a_single_one():
-    cells = planned("anchored", 164, (32, 64), anchors=10, block=10)
-    np.testing.assert_array_equal(cells[0].windows.targets(), np.arange(64, 164))
-    cells = planned("anchored", 164, (32, 64), anchors=1, block=10)
-    np.testing.assert_array_equal(cells[1].windows.targets(), np.arange(64, 74))
-
-
 def test_the_training_length_is_planned_beside_those_asked_for():
     cells = planned("anchored", 5000, (256, 64), train_length=128, anchors=4)
     assert [cell.length for cell in cells] == [64, 128, 256]
@@ -114,7 +83,7 @@ def test_units_are_stretches_of_text_that_hold_every_target():
     for protocol in PROTOCOLS:
         cells = planned(protocol, 40_000, (64, 128), anchors=100, block=16)
         for cell in cells:
-            targets = cell.windows.targets()
+            targets = cell.targets()
             unit = np.searchsorted(cell.units, targets, side="right") - 1
             assert unit.min() == 0 and unit.max() == len(cell.units) - 1
             assert np.all(np.diff(cell.units) >= 16)
@@ -124,12 +93,6 @@ def test_units_are_stretches_of_text_that_hold_every_target():
 def test_max_bytes_limits_what_is_read():
     (cell,) = planned("nonoverlap", 1000, (4,), max_bytes=13)
     assert cell.windows.targets().max() == 12
-
-
-def test_windows_know_where_padding_begins():
-    windows = Windows(4, np.array([0, 4]), np.array([0, 0]), np.array([4, 1]))
-    np.testing.assert_array_equal(windows.scored(), [[1, 1, 1, 1], [1, 0, 0, 0]])
-    np.testing.assert_array_equal(windows.targets(), [1, 2, 3, 4, 5])
 
 
 @pytest.mark.parametrize(
@@ -150,6 +113,15 @@ def test_windows_know_where_padding_begins():
         ("anchored", {"lengths": ()}, r"--lengths .*must be different positive"),
         ("anchored", {"lengths": (64, 0)}, r"--lengths .* \(64, 0\)"),
         ("anchored", {"lengths": (64, 64)}, r"--lengths .* different"),
+        ("last_token", {"lengths": (64, 991)}, r"--lengths .*be at most 990 .* 991"),
+        ("anchored", {"reach": 681}, r"--reach .*must be at most 680 with 10 .* 681"),
+        ("last_token", {"reach": 991}, r"--reach .*must be at most 990 with 10 .* 991"),
+        ("induction", {"reach": -1}, r"--reach .*must be 0 or more, got -1"),
+        ("control", {"lengths": (355,)}, r"--lengths .*be at most 354 for text from"),
+        ("control", {"block": 65}, r"--block .* shortest length 64, got 65"),
+        ("window_cap", {"lengths": (681,)}, r"--lengths .*must be at most 680 .* 681"),
+        ("induction", {"block": 22}, r"--lengths .* three times --block .* 22, .* 64 "),
+        ("induction", {"lengths": (16,), "block": 16}, r"--lengths .* got 16 \("),
         ("anchored", {"split": "train"}, r"--split .*one of validation, test, got"),
         ("anchord", {}, r"--protocol .*must be one of anchored, nonoverlap, .*anchord"),
         ("anchored", {"anchors": 0}, r"--anchors .* at least 1, got 0"),
@@ -168,10 +140,21 @@ def test_d04_impossible_plans_name_the_flag_and_what_is_possible(
 
 @pytest.mark.parametrize(
     ("protocol", "longest"),
-    [("anchored", 680), ("nonoverlap", 999), ("sliding", 999), ("per_position", 470)],
+    [
+        ("anchored", 680),
+        ("nonoverlap", 999),
+        ("sliding", 999),
+        ("per_position", 470),
+        ("last_token", 990),
+        ("control", 354),
+        ("window_cap", 840),
+        ("induction", 840),
+    ],
 )
 def test_the_longest_length_that_an_error_names_is_possible(protocol, longest):
     options = {"anchors": 10, "train_length": 64}
+    if protocol in ("window_cap", "induction"):
+        options["block"] = 16
     cells = planned(protocol, 1000, (longest,), **options)
     assert cells[-1].length == longest
     with pytest.raises(ValueError, match="--lengths"):

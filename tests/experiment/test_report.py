@@ -30,6 +30,9 @@ def rows_of(encoding, values, *, seed=0, lengths=LENGTHS, train_length=128):
             "delta_low": None,
             "delta_high": None,
             "scored_bytes": 0,
+            "window": length,
+            "stride": None,
+            "standard_error": None,
             "step": 1000,
             "dtype": "float32",
             "reason": "the model's positions end at 128",
@@ -38,6 +41,7 @@ def rows_of(encoding, values, *, seed=0, lengths=LENGTHS, train_length=128):
             delta = bpc - values[0]
             row |= {"bpc_low": bpc - 0.06, "bpc_high": bpc + 0.08, "reason": None}
             row |= {"delta": delta, "delta_low": delta - 0.01, "scored_bytes": 8192}
+            row["standard_error"] = 0.03
             row["delta_high"] = delta + 0.01
         rows.append(row)
     return rows
@@ -58,6 +62,45 @@ def test_the_table_has_a_line_for_each_run():
     assert difference[3:5] == ["+0.000±.010", "+1.530±.010"]
     reason = "learned at 256, 512, 1024, 2048: the model's positions end at 128"
     assert reason in table
+
+
+def test_the_headline_says_what_was_fed_and_how_sure_it_is():
+    rows = rows_of("rope", [2.5, 4.0, 4.9, 5.3, 5.5], seed=3)
+    head = report.format_table(rows).splitlines()[:3]
+    assert head[1].endswith(", float32, seed 3")
+    assert head[2] == "windows of 128 to 2,048 bytes, apart, standard error 0.0300"
+    for row in rows:
+        row["stride"] = row["length"] // 4
+    head = report.format_table(rows).splitlines()[:3]
+    assert "2,048 bytes, 32 to 512 bytes from one to the next, standard" in head[2]
+
+
+def test_controls_have_lines_of_their_own_and_a_block_of_gains():
+    rows = []
+    for seed, gain in enumerate((0.125, 0.375)):
+        real = rows_of("alibi", [3.0, 2.5], seed=seed, lengths=(128, 256))
+        masked = rows_of("alibi", [2.5 + gain], seed=seed, lengths=(256,))
+        rows += [row | {"control": "real", "gain": None} for row in real]
+        interval = {"gain_low": gain - 0.05, "gain_high": gain + 0.05}
+        rows += [r | {"control": "masked", "gain": gain} | interval for r in masked]
+    for row in rows:
+        row["protocol"] = "control"
+    (mean,) = (r for r in report.aggregate(rows) if r["control"] == "masked")
+    assert (mean["bpc"], mean["gain"], mean["seeds"]) == (2.75, 0.25, 2)
+    assert mean["gain_sd"] == pytest.approx(0.25 / np.sqrt(2))
+    table = report.format_table(rows)
+    lines = [line.split() for line in table.splitlines()]
+    assert lines.count(["encoding", "trained", "control", "seed", "128", "256"]) == 2
+    assert ["alibi", "128", "real", "1", "3.000±.070", "2.500±.070"] in lines
+    assert ["alibi", "128", "masked", "1", "2.875±.070"] in lines
+    _, gains = table.split("what the control costs in bits per byte")
+    assert [line.split() for line in gains.splitlines()[1:5]] == [
+        ["encoding", "trained", "control", "seed", "256"],
+        ["alibi", "128", "masked", "0", "+0.125±.050"],
+        ["alibi", "128", "masked", "1", "+0.375±.050"],
+        ["alibi", "128", "masked", "mean", "+0.250±.177"],
+    ]
+    assert "what the control" not in report.format_table(rows_of("rope", [2.0] * 5))
 
 
 def test_seeds_are_averaged_with_their_sample_deviation():

@@ -1,5 +1,7 @@
 """Scoring with models whose answers are known, and with small real ones."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,11 +11,13 @@ from flax import nnx
 
 from rope_jax.experiment.config import EvalConfig, MeshConfig
 from rope_jax.experiment.mesh import make_mesh
-from rope_jax.experiment.protocols import Windows, plan
+from rope_jax.experiment.plans import Windows
+from rope_jax.experiment.protocols import plan
 from rope_jax.experiment.scoring import ModelApply, score
 from rope_jax.experiment.train_step import TrainState, make_train_step
 from rope_jax.nn.config import DecoderConfig
 from rope_jax.nn.decoder import Decoder
+from rope_jax.nn.rotations import RandomRopeOptions
 
 
 def windows_of(length, *rows):
@@ -156,6 +160,31 @@ def test_scores_are_those_of_the_whole_logits_one_window_at_a_time(encoding):
         targets = data[start + 1 : start + 33]
         right.append((log_total - logits[np.arange(32), targets])[-8:])
     np.testing.assert_allclose(nats, np.concatenate(right), atol=2e-5)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "sinusoidal", "random_rope"])
+def test_hidden_bytes_are_as_good_as_none_and_positions_stay(encoding):
+    """Against the bytes that are left, alone, at the positions that they had."""
+    options = {"encoding": encoding, "random_rope": RandomRopeOptions(max_length=129)}
+    apply, params = random_model(**options)
+    data = random_bytes(100)
+    rows = [(0, 56, 64), (30, 56, 64)]
+    whole = score(apply, params, windows_of(64, *rows), data)
+    hidden = dataclasses.replace(windows_of(64, *rows), hidden=0)
+    np.testing.assert_allclose(score(apply, params, hidden, data), whole, rtol=1e-5)
+    hidden = dataclasses.replace(hidden, hidden=32)
+    positions = jnp.arange(32, 64)
+    if encoding == "random_rope":  # 64 positions of 129 are every second one
+        apply, positions = random_model(encoding="rope")[0], 2 * jnp.arange(32)
+
+    def alone(params, inputs, *, last):
+        model = nnx.merge(apply.graphdef, params)
+        return model(inputs, positions=positions, last=last)
+
+    right = score(alone, params, windows_of(32, (32, 24, 32), (62, 24, 32)), data)
+    nats = score(random_model(**options)[0], params, hidden, data)
+    np.testing.assert_allclose(nats, right, rtol=1e-4)
+    assert np.abs(nats - whole).max() > 0.1
 
 
 def test_scores_do_not_depend_on_batches_or_devices():
