@@ -5,9 +5,10 @@
     python eval.py --workdir=runs/enwik8 --scaling=linear:4,yarn:4+logn
 
 Every field of `EvalConfig` is a flag; what is not given is taken from the config
-that was saved with the runs. Prints a table and writes extrapolation.json, .csv and
-.png into the workdir. This file only starts things: see
-rope_jax/experiment/evaluation.py.
+that was saved with the runs. Prints a table and writes extrapolation.json, .csv, .png
+and report.html into the workdir. Rows of other protocols, splits and scalings that are
+there stay; remove extrapolation.json to start afresh. This file only starts things:
+see rope_jax/experiment/evaluation.py.
 """
 
 import dataclasses
@@ -22,6 +23,7 @@ _WORKDIR = flags.DEFINE_string(
 )
 _HELP = {
     "lengths": "Context lengths in bytes, as 128,256,512; of a task in its units.",
+    "multiples": "Instead of lengths: multiples of each run's training length.",
     "protocol": f"How bytes are scored: {', '.join(evaluation.PROTOCOLS)}; or task.",
     "split": "validation or test.",
     "anchors": "How many blocks the protocols on the same bytes at every length score.",
@@ -49,20 +51,29 @@ def _define_flags() -> None:
 def _changes() -> dict:
     changes = {name: flags.FLAGS[name].value for name in _HELP}
     changes = {name: value for name, value in changes.items() if value is not None}
-    if "lengths" in changes:
-        try:
-            changes["lengths"] = tuple(int(text) for text in changes["lengths"])
-            if not changes["lengths"]:
-                raise ValueError
-        except ValueError as error:
-            raise ValueError(
-                "--lengths must be one or more integers with commas between, got "
-                f"{','.join(changes['lengths'])!r}"
-            ) from error
+    if "lengths" in changes and "multiples" in changes:
+        raise ValueError(
+            "--lengths and --multiples both say at which lengths to evaluate; give one "
+            f"of them, got {changes['lengths']} and {changes['multiples']}"
+        )
+    for name in ("lengths", "multiples"):
+        if name in changes:
+            changes[name] = _integers(name, changes[name])
+    if "multiples" in changes:
+        changes["lengths"] = ()
     if "scaling" in changes:
         texts = changes["scaling"]
         changes["scaling"] = tuple(item for text in texts for item in split(text))
     return changes
+
+
+def _integers(name: str, texts: list[str]) -> tuple[int, ...]:
+    if texts and all(text.strip().lstrip("-").isdigit() for text in texts):
+        return tuple(map(int, texts))
+    got = ",".join(texts)
+    raise ValueError(
+        f"--{name} must be one or more integers with commas between, got {got!r}"
+    )
 
 
 def main(argv):

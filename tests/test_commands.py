@@ -94,6 +94,7 @@ def test_the_whole_job(run, text, tmp_path):
     with (workdir / "extrapolation.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(rows)
     assert (workdir / "extrapolation.png").read_bytes()[:4] == b"\x89PNG"
+    assert "--workdir=runs/all" in (workdir / "report.html").read_text()
     logged = (workdir / "rope-seed0" / "metrics.jsonl").read_text().splitlines()
     keys = {"step", "loss", "bpc", "learning_rate", "bytes_per_second"}
     assert [json.loads(line)["step"] for line in logged] == [3, 6]
@@ -244,6 +245,10 @@ def test_an_html_page_is_no_archive(run, tmp_path):
         (["--workdir=empty", "--lengths=512,abc"], ["--lengths", "512,abc"]),
         (["--workdir=empty", "--scalings=logn"], ["scalings"]),
         (["--workdir=missing"], ["missing"]),
+        (
+            ["--workdir=empty", "--lengths=512", "--multiples=2"],
+            ["--lengths and --multiples", "512", "2"],
+        ),
     ],
     ids=str,
 )

@@ -70,6 +70,7 @@ class EvalConfig:
     """
 
     lengths: tuple[int, ...] = (128, 256, 512, 1024, 2048)
+    multiples: tuple[int, ...] = ()  # of each run's training length; if no `lengths`
     protocol: str = "anchored"  # or another of protocols.PROTOCOLS, or "task"
     split: str = "validation"  # or "test"
     # "anchored" below stands for every protocol that scores blocks of bytes:
@@ -92,6 +93,8 @@ class SweepConfig:
 
     encodings: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
+    steps: tuple[int, ...] = ()  # budgets: each is a run of its own, to its own end
+    together: bool = False  # the seeds of an encoding in one compiled step
 
 
 @dataclass
@@ -153,6 +156,7 @@ def parse(config: Config) -> Config:
     _resolve_task(config)
     config.sweep.encodings = config.sweep.encodings or (config.model.encoding,)
     config.sweep.seeds = config.sweep.seeds or (config.train.seed,)
+    config.sweep.steps = config.sweep.steps or (config.train.steps,)
     _check(config)
     return config
 
@@ -322,6 +326,15 @@ def _check_sweep(config: Config) -> None:
         "sweep.seeds",
         seeds,
         "different numbers from 0 to 2**32 - 1",
+    )
+    steps = config.sweep.steps
+    _require(
+        len(set(steps)) == len(steps)
+        and min(steps) >= max(1, config.train.warmup_steps),
+        "sweep.steps",
+        steps,
+        "different numbers, 1 or more and none below train.warmup_steps "
+        f"{config.train.warmup_steps}",
     )
     names = config.sweep.encodings
     _require(len(set(names)) == len(names), "sweep.encodings", names, "different names")

@@ -6,4 +6,11 @@ class RunError(RuntimeError):
 
     Its message is written for the user and says what to do. A config that cannot work
     is a ValueError instead, before any work.
+
+    Attributes:
+      what: what happened, in a few words for a table.
     """
+
+    def __init__(self, what: str, advice: str = ""):
+        super().__init__(f"{what}; {advice}" if advice else what)
+        self.what = what

@@ -18,12 +18,11 @@ from jax.sharding import Mesh
 
 from rope_jax.experiment import (
     checkpoint,
-    plots,
+    provenance,
     report,
     run_directory,
     scalings,
     task_evaluation,
-    task_plots,
     task_report,
 )
 from rope_jax.experiment.config import Config, EvalConfig, MeshConfig
@@ -38,6 +37,7 @@ from rope_jax.experiment.measurement import (
 )
 from rope_jax.experiment.mesh import make_mesh, param_shardings
 from rope_jax.experiment.protocols import PROTOCOLS, plan
+from rope_jax.experiment.rows import complete, merge, read_json
 from rope_jax.experiment.scoring import ModelApply
 from rope_jax.nn.config import DecoderConfig
 
@@ -110,7 +110,7 @@ def evaluate_run(
         else:
             data = _split(corpus, eval_config)
             rows = _with_changes(config, params, data, eval_config, mesh)
-    about = _about(config, eval_config, corpus, step)
+    about = _about(config, eval_config, corpus.name, step)
     return [about | row for row in rows]
 
 
@@ -176,7 +176,7 @@ def _mesh_of(config: Config) -> Mesh:
     return mesh
 
 
-def _about(config: Config, eval_config: EvalConfig, corpus, step: int) -> dict:
+def _about(config: Config, eval_config: EvalConfig, corpus: str, step: int) -> dict:
     return {
         "encoding": config.model.encoding,
         "attention": config.model.attention,
@@ -188,7 +188,7 @@ def _about(config: Config, eval_config: EvalConfig, corpus, step: int) -> dict:
         "step": step,
         "trained_bytes": step * config.train.batch_size * config.data.length,
         "dtype": config.model.dtype,
-        "corpus": corpus.name,
+        "corpus": corpus,
     }
 
 
@@ -223,7 +223,10 @@ def evaluate_workdir(
 ) -> list[dict]:
     """Evaluate every run below a directory; print and write the results.
 
-    Writes extrapolation.json, .csv and .png into the workdir.
+    Writes what `report.write` does into the workdir: extrapolation.json, .csv and
+    .png, and a report. Rows that are there from other protocols, splits or scalings
+    stay; remove extrapolation.json to start afresh. A run whose training failed has
+    rows without values, with the reason.
 
     Args:
       workdir: a run, or a directory above runs.
@@ -232,7 +235,7 @@ def evaluate_workdir(
       **changes: fields of EvalConfig that replace those.
 
     Returns:
-      The rows of all runs, as in extrapolation.json.
+      The rows of this evaluation, as they stand in extrapolation.json.
 
     Raises:
       FileNotFoundError: no checkpoint.
@@ -244,10 +247,11 @@ def evaluate_workdir(
     eval_config = eval_config or next(iter(runs.values())).eval
     eval_config = dataclasses.replace(eval_config, **changes)
     # Every run at every training length, so that all have the same columns.
-    lengths = tuple(eval_config.lengths)
-    trained = {c.data.train_length for c in runs.values()} - set(lengths)
-    lengths += tuple(sorted(trained))
-    eval_config = dataclasses.replace(eval_config, lengths=lengths)
+    if lengths := tuple(eval_config.lengths):
+        trained = {c.data.train_length for c in runs.values()} - set(lengths)
+        lengths += tuple(sorted(trained))
+        eval_config = dataclasses.replace(eval_config, lengths=lengths)
+    failed = {run: runs.pop(run) for run in found if run_directory.failure(run)}
     corpora = _corpora(runs, corpus)
     for run, config in runs.items():
         check(eval_config, corpora[run], config.data.train_length)
@@ -257,13 +261,39 @@ def evaluate_workdir(
         rows += evaluate_run(run, eval_config, corpora[run])
         seconds = time.monotonic() - begin
         print(f"evaluated {run} in {seconds:.1f} s", file=sys.stderr)
+    for run, config in failed.items():
+        rows += _failed(run_directory.failure(run), config, eval_config, rows)
+    rows = [complete(row) for row in rows]
     if jax.process_index() == 0:
-        base = run_directory.absolute(workdir) / "extrapolation"
-        report.write_json(base.with_suffix(".json"), rows)
-        report.write_csv(base.with_suffix(".csv"), rows)
+        workdir = run_directory.absolute(workdir)
+        path = workdir / "extrapolation.json"
+        provenance.record(workdir)
+        report.write(merge(read_json(path) if path.exists() else [], rows), workdir)
         of_task = eval_config.protocol == task_evaluation.PROTOCOL
         print((task_report if of_task else report).format_table(rows))
-        if any(row["bpc"] is not None for row in rows):
-            (task_plots if of_task else plots).plot(rows, base.with_suffix(".png"))
-        print(f"\nwritten: {base}.json, .csv, .png")
+        print(f"\nwritten: {path.with_suffix('')}.json, .csv, .png; report.html")
     return rows
+
+
+def _failed(
+    reason: str, config: Config, eval_config: EvalConfig, measured: list[dict]
+) -> list[dict]:
+    """Rows without values for a run that failed, wherever its neighbours have some."""
+    trained, cell = (
+        config.data.train_length,
+        ("scaling", "control", "length", "distance"),
+    )
+    lengths = eval_config.lengths or [n * trained for n in eval_config.multiples]
+    nobody = dict.fromkeys(task_evaluation.MEASURED) | {"corpus": "", "window": None}
+    kin = [complete(row) for row in measured if row["train_length"] == trained]
+    kin = kin or [
+        complete(nobody | {"length": length}) for length in sorted({*lengths, trained})
+    ]
+    corpus, steps = kin[0]["corpus"], config.train.steps
+    about = _about(config, eval_config, corpus, steps) | {"step": 0, "scored_bytes": 0}
+    about["reason"] = f"training failed: {reason}"
+    like = {tuple(row[name] for name in cell): row for row in kin}
+    return [
+        dict.fromkeys(row) | {name: row[name] for name in cell} | about
+        for row in like.values()
+    ]

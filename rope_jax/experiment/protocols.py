@@ -124,6 +124,7 @@ def plan(size: int, config: EvalConfig, train_length: int) -> list[Cell]:
         that are not positive, are given twice or do not fit the data.
     """
     lengths = tuple(config.lengths)
+    lengths = lengths or tuple(n * train_length for n in config.multiples)
     everything = tuple(sorted({*lengths, train_length}))
     request = Request(size, config, everything, train_length)
     request.require(config.protocol in PROTOCOLS, "protocol", _one_of(PROTOCOLS))
@@ -134,7 +135,8 @@ def plan(size: int, config: EvalConfig, train_length: int) -> list[Cell]:
     for name in ("reach", "stride", "max_bytes", "seed"):
         request.require(getattr(config, name) >= 0, name, "0 or more")
     distinct = len(set(lengths)) == len(lengths) > 0 and min(lengths) >= 1
-    request.require(distinct, "lengths", "different positive numbers of bytes")
+    given = "lengths" if config.lengths or not config.multiples else "multiples"
+    request.require(distinct, given, "different positive numbers")
     return PROTOCOLS[config.protocol](request)
 
 

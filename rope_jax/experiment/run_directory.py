@@ -4,6 +4,7 @@
     RUN/metrics.jsonl           a row for each logged step
     RUN/events.*                the same for TensorBoard
     RUN/checkpoints/STEP/       one checkpoint: the state after STEP updates
+    RUN/failure.txt             why training ended early, if it failed
 
 Orbax lists every directory that is named as a step. Here one counts only if its
 save ran to the end, so that a run which was killed goes on from a state that is
@@ -24,6 +25,7 @@ from rope_jax.experiment.config import Config, differences, from_dict, to_dict
 
 TREES = ("params", "opt_state", "progress")
 _MARKER, _COMMITTED = "_CHECKPOINT_METADATA", "commit_success.txt"
+_FAILURE = "failure.txt"
 
 # Fields that a run may be continued with another value of: they say where and how
 # often, or choose between ways to compute the same numbers.
@@ -66,6 +68,22 @@ def save_config(config: Config, run_dir: pathlib.Path) -> None:
     atomic.write_text(run_dir / "config.json", text)
 
 
+def save_failure(run_dir: pathlib.Path, reason: str) -> None:
+    """Write why training failed, for the table of an evaluation."""
+    atomic.write_text(run_dir / _FAILURE, reason + "\n")
+
+
+def clear_failure(run_dir: pathlib.Path) -> None:
+    """Forget a failure: the run is tried again from its last good checkpoint."""
+    (run_dir / _FAILURE).unlink(missing_ok=True)
+
+
+def failure(run_dir: pathlib.Path) -> str:
+    """Why training failed; "" where it did not."""
+    path = run_dir / _FAILURE
+    return path.read_text(encoding="utf-8").strip() if path.exists() else ""
+
+
 def load_config(run_dir: str | os.PathLike) -> Config:
     """The config that a run was made with.
 
@@ -98,8 +116,10 @@ def _enclosing_runs(path: pathlib.Path) -> list[pathlib.Path]:
 def find_runs(workdir: str | os.PathLike) -> list[pathlib.Path]:
     """The workdir itself if it is a run, else every run below it, by name.
 
+    A run that failed counts without a checkpoint: it has a place in the table.
+
     Raises:
-      FileNotFoundError: there is no run with a checkpoint.
+      FileNotFoundError: there is no run with a checkpoint, nor one that failed.
       ValueError: the path is a file, or lies inside a run.
     """
     workdir = absolute(workdir)
@@ -110,7 +130,7 @@ def find_runs(workdir: str | os.PathLike) -> list[pathlib.Path]:
         found = sorted(_directories_with_config(workdir))
     runs = []
     for run in found:
-        if complete_steps(run):
+        if complete_steps(run) or failure(run):
             runs.append(run)
         elif (run / "checkpoints").exists():
             print(f"no checkpoint yet, left out: {run}", file=sys.stderr)

@@ -35,7 +35,14 @@ PROTOCOL = "task"
 SOLVED = 0.9  # the exact match at which a length counts as solved
 _NORMAL = 1.959963984540054  # quantile of 97.5 %
 # Options of the other protocols.
-_OF_TEXT = ("anchors", "block", "reach", "stride", "max_bytes")
+_OF_TEXT = ("multiples", "anchors", "block", "reach", "stride", "max_bytes")
+
+# What a row without a value knows nothing of.
+MEASURED = (
+    *("bpc", "bpc_low", "bpc_high", "standard_error", "perplexity"),
+    *("delta", "delta_low", "delta_high", "gain", "gain_low", "gain_high", "distance"),
+    *("exact_match", "exact_low", "exact_high", "token_accuracy"),
+)
 
 
 def check(config: EvalConfig, task: Task) -> None:
@@ -99,7 +106,7 @@ def measure(
     for length in sorted({*config.lengths, task.options.max_length}):
         window = task.row_length(length)
         row = {"length": length, "window": window, "stride": None, "reason": None}
-        row |= dict.fromkeys(_MEASURED)
+        row |= dict.fromkeys(MEASURED)
         row |= {"scored_bytes": 0, "control": "", "examples": config.examples}
         if max_length is not None and window > max_length:
             row["reason"] = f"the model's positions end at {max_length}"
@@ -114,13 +121,6 @@ def measure(
         made.append(row)
     solved = [row["length"] for row in made if (row["exact_match"] or 0) >= SOLVED]
     return [row | {"longest_solved": max(solved, default=None)} for row in made]
-
-
-_MEASURED = (
-    *("bpc", "bpc_low", "bpc_high", "standard_error", "perplexity"),
-    *("delta", "delta_low", "delta_high", "gain", "gain_low", "gain_high", "distance"),
-    *("exact_match", "exact_low", "exact_high", "token_accuracy"),
-)
 
 
 def _sums(apply, params, examples: list[Example], window: int, **options):

@@ -8,8 +8,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from rope_jax.experiment.plots import style
-from rope_jax.experiment.report import name_attention
+from rope_jax.experiment.plot_style import styles
+from rope_jax.experiment.rows import complete
+from rope_jax.experiment.table import label
 
 
 def plot(rows: list[dict], path: pathlib.Path | str) -> None:
@@ -25,7 +26,7 @@ def plot(rows: list[dict], path: pathlib.Path | str) -> None:
     Raises:
       ValueError: no row has a value.
     """
-    rows = name_attention(rows)
+    rows = [row | {"name": label(complete(row))} for row in rows]
     known = [row for row in rows if row["exact_match"] is not None]
     if not known:
         raise ValueError("rows must hold at least one with an exact_match")
@@ -33,18 +34,20 @@ def plot(rows: list[dict], path: pathlib.Path | str) -> None:
     size = (8.4, 4.8 * len(tasks))
     figure = Figure(figsize=size, dpi=150, layout="constrained")
     panels = figure.subplots(len(tasks), squeeze=False).ravel()
-    names = list(dict.fromkeys(row["encoding"] for row in rows))
+    names = dict.fromkeys((row["name"], row["encoding"]) for row in rows)
+    looks = styles([encoding for _, encoding in names])
+    looks = {name: look for (name, _), look in zip(names, looks, strict=True)}
     for axes, task in zip(panels, tasks, strict=True):
-        _panel(axes, [row for row in known if row["corpus"] == task], names)
+        _panel(axes, [row for row in known if row["corpus"] == task], looks)
     FigureCanvasAgg(figure).print_png(path)
 
 
-def _panel(axes: Axes, rows: list[dict], names: list[str]) -> None:
+def _panel(axes: Axes, rows: list[dict], looks: dict[str, dict]) -> None:
     _frame(axes, rows)
-    for index, name in enumerate(names):
-        own = [row for row in rows if row["encoding"] == name]
+    for name, look in looks.items():
+        own = [row for row in rows if row["name"] == name]
         if own:
-            _draw(axes, own, name, style(index))
+            _draw(axes, own, name, look)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
 
 

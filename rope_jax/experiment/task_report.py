@@ -4,7 +4,8 @@ import textwrap
 
 import numpy as np
 
-from rope_jax.experiment.report import WIDTH, blocks, name_attention
+from rope_jax.experiment.rows import complete
+from rope_jax.experiment.table import WIDTH, blocks, label
 from rope_jax.experiment.task_evaluation import SOLVED
 
 _SOLVED = f"{SOLVED:.0%}"
@@ -29,7 +30,7 @@ def format_table(rows: list[dict]) -> str:
     """
     if not rows:
         raise ValueError("rows must not be empty")
-    rows = name_attention(rows)
+    rows = [row | {"encoding": label(complete(row))} for row in rows]
     parts = []
     for name in dict.fromkeys(row["corpus"] for row in rows):
         own = [row for row in rows if row["corpus"] == name]

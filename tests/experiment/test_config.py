@@ -35,6 +35,7 @@ def test_resolve_fills_what_is_derived():
     assert config.model.learned.max_length == 64
     assert config.sweep.encodings == ("rope",)
     assert config.sweep.seeds == (0,)
+    assert config.sweep.steps == (1000,)
 
 
 def test_tuples_may_come_as_text():
@@ -68,6 +69,8 @@ def test_tuples_may_come_as_text():
         ("sweep.encodings", ("rope", "rope"), "sweep.encodings must be different"),
         ("sweep.encodings", ("rope", "x"), "sweep.encodings must be one of none"),
         ("sweep.seeds", (1, 1), "sweep.seeds must be different"),
+        ("sweep.steps", (200, 200), "sweep.steps must be different"),
+        ("sweep.steps", (50, 200), "none below train.warmup_steps 100"),
         ("model.head_dim", 15, "model.head_dim"),
         (
             "model.attention_implementation",

@@ -18,6 +18,7 @@ from rope_jax.experiment.evaluation import evaluate_run, evaluate_workdir
 from rope_jax.experiment.measurement import measure
 from rope_jax.experiment.mesh import make_mesh
 from rope_jax.experiment.protocols import plan
+from rope_jax.experiment.rows import read_json, write_json
 from rope_jax.experiment.scoring import ModelApply
 from rope_jax.experiment.training import fit
 from rope_jax.nn.config import DecoderConfig
@@ -71,6 +72,7 @@ def test_a_workdir_is_evaluated_from_its_own_configs(workdir, capsys):
     for row in rows[:-1]:
         assert row["protocol"] == "anchored" and row["split"] == "validation"
         assert (row["train_length"], row["step"]) == (32, 1)
+        assert row["trained_bytes"] == 8 * 32
         assert row["dtype"] == "float32" and row["scored_bytes"] == 64
         assert row["bpc_low"] < row["bpc"] < row["bpc_high"]
         assert 0 < row["bpc"] < 8 and row["reason"] is None
@@ -145,15 +147,33 @@ def test_capped_attention_is_that_of_a_model_with_a_window(workdir):
     assert rows[2]["gain"] == pytest.approx(rows[2]["bpc"] - rows[1]["bpc"], abs=1e-9)
 
 
-def test_options_replace_what_the_runs_were_configured_with(workdir):
+def test_options_replace_what_the_runs_were_configured_with(workdir, rows_of):
     run = workdir / "alibi-seed0"
+    others = rows_of("alibi", [2.0], lengths=(32,), protocol="sliding", split="test")
+    outdated = rows_of(
+        "alibi", [9.0], lengths=(8,), protocol="nonoverlap", split="test"
+    )
+    write_json(run / "extrapolation.json", others + outdated)
     rows = evaluate_workdir(run, protocol="nonoverlap", split="test", lengths=(16,))
+    # Rows of another protocol stay; those measured now replace all of their kind.
+    assert read_json(run / "extrapolation.json") == others + rows
     # The training length is always measured: differences are to it.
     assert [row["length"] for row in rows] == [16, 32]
     assert {row["protocol"] for row in rows} == {"nonoverlap"}
     assert {row["split"] for row in rows} == {"test"}
     assert {row["scored_bytes"] for row in rows} == {1199}
-    assert (run / "extrapolation.json").exists()
+
+
+def test_multiples_are_of_each_runs_own_length(workdir):
+    run = workdir / "learned-seed0"
+    rows = evaluate_workdir(run, lengths=(), multiples=(1, 3))
+    assert [(row["length"], row["bpc"] is None) for row in rows] == [
+        *((32, False), (96, True)),
+    ]
+    with pytest.raises(ValueError, match=r"--multiples .* must be different positive"):
+        evaluate_workdir(run, lengths=(), multiples=(0, 1))
+    with pytest.raises(ValueError, match=r"--lengths .* must be different positive"):
+        evaluate_workdir(run, lengths=())
 
 
 def test_c09_the_level_of_a_path_is_explained(workdir, tmp_path):
