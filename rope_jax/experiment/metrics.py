@@ -84,12 +84,19 @@ class Metrics:
       start: updates done already.
       steps: updates in the whole run.
       primary: whether this process reports.
+      label: stands before what is shown, where several runs show theirs.
     """
 
     def __init__(
-        self, run_dir: pathlib.Path, *, start: int, steps: int, primary: bool = True
+        self,
+        run_dir: pathlib.Path,
+        *,
+        start: int,
+        steps: int,
+        primary: bool = True,
+        label: str = "",
     ):
-        self._primary = primary
+        self._primary, self._label = primary, label
         self._start, self._steps = start, steps
         self._began = time.monotonic()
         if not primary:
@@ -100,7 +107,9 @@ class Metrics:
         self._events = SummaryWriter(str(run_dir), purge_step=start + 1, flush_secs=10)
         self._bar = None
         if sys.stderr.isatty():
-            self._bar = tqdm.tqdm(total=steps, initial=start, unit="step")
+            self._bar = tqdm.tqdm(
+                total=steps, initial=start, unit="step", desc=label or None
+            )
 
     def __enter__(self):
         return self
@@ -147,7 +156,8 @@ class Metrics:
         left = (time.monotonic() - self._began) / max(done, 1)
         left *= self._steps - row["step"]
         line = f"step {row['step']}/{self._steps}  {figures}  ETA {format_time(left)}"
-        print(line, file=sys.stderr, flush=True)
+        label = f"{self._label}: " if self._label else ""
+        print(label + line, file=sys.stderr, flush=True)
 
 
 def format_time(seconds: float) -> str:

@@ -1,30 +1,37 @@
-"""The grid: train every encoding with every seed, then evaluate them all."""
+"""The grid: train every encoding with every seed and budget, then evaluate them all."""
 
 import copy
 import dataclasses
+import itertools
 import pathlib
 import sys
 from collections.abc import Collection
 
 from rope_jax.experiment import evaluation, init_from, run_directory, training
-from rope_jax.experiment.config import Config, parse, resolve
+from rope_jax.experiment.config import Config, SweepConfig, parse, resolve
 from rope_jax.experiment.data import sources
+from rope_jax.experiment.errors import RunError
 from rope_jax.nn.encoding import Encoding
 from rope_jax.nn.encodings import ENCODINGS
 
 
 def runs(config: Config) -> dict[str, Config]:
-    """One config for each point of a parsed config's grid, by folder name."""
-    grid = {}
-    for encoding in config.sweep.encodings:
-        for seed in config.sweep.seeds:
-            one = dataclasses.replace(
-                config,
-                model=dataclasses.replace(config.model, encoding=encoding),
-                train=dataclasses.replace(config.train, seed=seed),
-                sweep=type(config.sweep)((encoding,), (seed,)),
-            )
-            grid[run_directory.name_of(one)] = one
+    """One config for each point of a parsed config's grid, by folder name.
+
+    The seeds of one encoding and budget follow each other. The folder is
+    ENCODING-seedN, or ENCODING-stepsS-seedN where there are several budgets.
+    """
+    sweep, grid = config.sweep, {}
+    for encoding, steps, seed in itertools.product(
+        sweep.encodings, sweep.steps, sweep.seeds
+    ):
+        budget = f"-steps{steps}" if len(sweep.steps) > 1 else ""
+        grid[f"{encoding}{budget}-seed{seed}"] = dataclasses.replace(
+            config,
+            model=dataclasses.replace(config.model, encoding=encoding),
+            train=dataclasses.replace(config.train, seed=seed, steps=steps),
+            sweep=SweepConfig((encoding,), (seed,), (steps,)),
+        )
     return grid
 
 
@@ -32,20 +39,22 @@ def select(config: Config, chosen: Collection[str]) -> Config:
     """A config in which a chosen encoding or seed replaces the config's own grid.
 
     `--config.model.encoding=none` on a config with a grid of encodings means that one
-    encoding; without this it would be silently overruled by the grid.
+    encoding; without this it would be silently overruled by the grid. Chosen
+    `eval.multiples` replace the config's `eval.lengths` in the same way.
 
     Args:
       config: not resolved; it is not changed.
       chosen: the fields that the user set, such as "model.encoding".
 
     Raises:
-      ValueError: a value and a grid of the same thing were both chosen, or an option
+      ValueError: two fields that say the same thing were both chosen, or an option
         of an encoding that is not in the grid.
     """
     config = copy.deepcopy(config)
     for group, name, grid in (
         ("model", "encoding", "encodings"),
         ("train", "seed", "seeds"),
+        ("train", "steps", "steps"),
     ):
         if f"{group}.{name}" not in chosen:
             continue
@@ -55,6 +64,13 @@ def select(config: Config, chosen: Collection[str]) -> Config:
                 "thing in two ways; give one of them"
             )
         setattr(config.sweep, grid, ())
+    if "eval.multiples" in chosen:
+        if "eval.lengths" in chosen:
+            raise ValueError(
+                "--config.eval.multiples and --config.eval.lengths both say at which "
+                "lengths to evaluate; give one of them"
+            )
+        config.eval.lengths = ()
     names = config.sweep.encodings or (config.model.encoding,)
     used = {group for name in names for group in _options(name)}
     used |= {"linear"} if config.model.attention == "linear" else set()
@@ -79,15 +95,19 @@ def run(config: Config, workdir: str | pathlib.Path) -> list[dict]:
     """Train each run of the grid below `workdir`, then evaluate them all.
 
     What is already there is resumed; a run that was stopped ends the sweep, which
-    goes on from that point when the command is given again.
+    goes on from that point when the command is given again. A run that fails is
+    named at once and has rows without values; the others go on.
 
     Returns:
-      The rows of extrapolation.json; none if the sweep was stopped.
+      The rows of the evaluation; none if the sweep was stopped.
 
     Raises:
       ValueError: naming the flag, before the first step, for anything that cannot
         work: see `config.resolve`, `init_from.inherit`, `sources.load`,
-        `evaluation.check`, `training.check` and `training.check_workdir`.
+        `evaluation.check`, `training.check`, `training.check_together` and
+        `training.check_workdir`.
+      RunError: at the very end, when everything is written: runs failed; each is
+        listed with its reason.
     """
     config, workdir = parse(config), run_directory.absolute(workdir)
     grid = {
@@ -99,14 +119,33 @@ def run(config: Config, workdir: str | pathlib.Path) -> list[dict]:
     for name, one in grid.items():
         training.check(one, corpus)
         training.check_workdir(one, workdir / name)
-    for number, (name, one) in enumerate(grid.items(), 1):
-        print(f"run {number} of {len(grid)}: {workdir / name}", file=sys.stderr)
-        result = training.fit(one, workdir / name, corpus)
-        if not result.finished:
-            print(
-                f"stopped at step {result.step} of {one.train.steps}, nothing "
-                "evaluated; give the same command again to go on",
-                file=sys.stderr,
-            )
-            return []
-    return evaluation.evaluate_workdir(workdir, config.eval, corpus)
+    groups = _groups(grid, len(config.sweep.seeds) if config.sweep.together else 1)
+    for group in groups:
+        training.check_together(list(group.values()))
+    failures = {}
+    for number, group in enumerate(groups, 1):
+        folders = [workdir / name for name in group]
+        shown = ", ".join(map(str, folders))
+        print(f"training {number} of {len(groups)}: {shown}", file=sys.stderr)
+        results = training.fit_together(list(group.values()), folders, corpus)
+        for (name, one), result in zip(group.items(), results, strict=True):
+            if isinstance(result, RunError):
+                failures[name] = result
+            elif not result.finished:
+                print(
+                    f"{name} stopped at step {result.step} of {one.train.steps}, "
+                    "nothing evaluated; give the same command again to go on",
+                    file=sys.stderr,
+                )
+                return []
+    rows = evaluation.evaluate_workdir(workdir, config.eval, corpus)
+    if failures:
+        reasons = "".join(f"\n  {name}: {error}" for name, error in failures.items())
+        raise RunError(f"{len(failures)} of {len(grid)} runs failed:{reasons}")
+    return rows
+
+
+def _groups(grid: dict[str, Config], size: int) -> list[dict[str, Config]]:
+    """The grid in parts of `size` runs, in its order."""
+    items = list(grid.items())
+    return [dict(items[i : i + size]) for i in range(0, len(items), size)]

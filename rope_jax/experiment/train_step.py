@@ -99,6 +99,58 @@ def make_train_step(
       ValueError: at trace time, for an unknown name in the batch, or a batch that
         `accumulate` does not divide.
     """
+    return jax.jit(
+        _make_update(graphdef, optimizer, accumulate),
+        donate_argnames="state",
+        out_shardings=None if state_shardings is None else (state_shardings, None),
+    )
+
+
+def make_joint_step(
+    graphdef: nnx.GraphDef,
+    optimizer: optax.GradientTransformation,
+    count: int,
+    *,
+    accumulate: int = 1,
+    state_shardings: TrainState | None = None,
+) -> Callable[[list[TrainState], list[dict]], tuple[list[TrainState], list[dict]]]:
+    """The jitted update of several runs of one model: `(states, batches)` to both.
+
+    Each run keeps its own state, batch and keys; the arrays are stacked inside, and
+    the update of `make_train_step` is mapped over them, so that one call feeds a
+    device that one small model would leave idle. A run may be at another step than
+    its neighbours.
+
+    Args:
+      graphdef: as for `make_train_step`, of every run.
+      optimizer: of every run.
+      count: runs.
+      accumulate: micro-batches that each batch is split into.
+      state_shardings: where each new state lies; None leaves it to the compiler.
+
+    Returns:
+      A jitted function of two lists of `count` elements. The states are donated.
+
+    Raises:
+      ValueError: as the functions of `make_train_step`.
+    """
+    update = jax.vmap(_make_update(graphdef, optimizer, accumulate))
+
+    def joint_step(states, batches):
+        states, sums = update(_stacked(states), _stacked(batches))
+        return _unstacked(states, count), _unstacked(sums, count)
+
+    return jax.jit(
+        joint_step,
+        donate_argnames="states",
+        out_shardings=None
+        if state_shardings is None
+        else ([state_shardings] * count, None),
+    )
+
+
+def _make_update(graphdef, optimizer, accumulate):
+    """The pure update that the steps of one run and of several are made of."""
     if accumulate < 1:
         raise ValueError(f"accumulate must be at least 1, got {accumulate}")
 
@@ -134,11 +186,15 @@ def make_train_step(
         }
         return TrainState(state.step + 1, params, opt_state, state.key), sums
 
-    return jax.jit(
-        train_step,
-        donate_argnames="state",
-        out_shardings=None if state_shardings is None else (state_shardings, None),
-    )
+    return train_step
+
+
+def _stacked(trees: list):
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def _unstacked(tree, count: int) -> list:
+    return [jax.tree.map(lambda x, i=i: x[i], tree) for i in range(count)]
 
 
 def _accumulate(gradient, params, micro_batches, key):

@@ -1,37 +1,29 @@
-"""Train one run in one directory, from whatever state is there."""
+"""Train runs, each in its own directory, from whatever state is there."""
 
 import collections
 import contextlib
-import functools
 import os
 import pathlib
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from absl import logging
 
 from rope_jax.experiment import init_from, run_directory
-from rope_jax.experiment import metrics as metrics_lib
-from rope_jax.experiment.checkpoint import Checkpoints, abstract_model, with_shardings
+from rope_jax.experiment.checkpoint import Checkpoints, abstract_model
 from rope_jax.experiment.config import Config, resolve
-from rope_jax.experiment.data import pipeline, sources, task_source
+from rope_jax.experiment.data import pipeline, sources
 from rope_jax.experiment.data.task_source import Task
 from rope_jax.experiment.errors import RunError
-from rope_jax.experiment.mesh import (
-    batch_sharding,
-    check_mesh,
-    make_mesh,
-    param_shardings,
-    replicated,
-)
-from rope_jax.experiment.optimizer import learning_rate, make_optimizer
+from rope_jax.experiment.mesh import batch_sharding, check_mesh, make_mesh
+from rope_jax.experiment.optimizer import make_optimizer
 from rope_jax.experiment.stop_signal import StopSignal
-from rope_jax.experiment.train_step import init_state, make_train_step
-from rope_jax.nn.decoder import Decoder
+from rope_jax.experiment.train_step import make_joint_step, make_train_step
+from rope_jax.experiment.training_run import Run
 
 # Steps that the host may be ahead of the device: enough to keep it busy, few enough
 # that a signal to stop is acted upon at once.
@@ -79,6 +71,30 @@ def check(config: Config, corpus: sources.Corpus | Task) -> None:
     )
 
 
+def check_together(configs: Sequence[Config]) -> None:
+    """Raise ValueError where runs cannot be trained in one step.
+
+    Every axis of the mesh splits the arrays of each run as it does for one; only
+    several processes are not served.
+
+    Args:
+      configs: resolved ones.
+    """
+    first = configs[0]
+    for other in configs[1:]:
+        for difference in run_directory.conflicts(first, other):
+            if not difference.startswith("train.seed:"):
+                raise ValueError(
+                    "runs that train together may differ in train.seed only, got "
+                    f"{difference}"
+                )
+    if len(configs) > 1 and jax.process_count() > 1:
+        raise ValueError(
+            "--config.sweep.together needs the mesh (--config.mesh.data, fsdp, "
+            f"tensor, sequence) on one process, got {jax.process_count()} processes"
+        )
+
+
 def fit(
     config: Config,
     workdir: str | os.PathLike,
@@ -108,198 +124,166 @@ def fit(
       RunError: the loss stopped being finite; the message names the step and
         the last good checkpoint.
     """
-    run_dir = run_directory.absolute(workdir)
-    config = _resolve(config, run_dir)
-    done = run_directory.complete_steps(run_dir)
-    if done and done[-1] >= config.train.steps:
-        _save_config(config, run_dir)
-        return FitResult(run_dir, done[-1], finished=True)
-    corpus = sources.load(config.data) if corpus is None else corpus
-    check(config, corpus)
-    mesh = make_mesh(config.mesh)
-    with jax.set_mesh(mesh), StopSignal() as stop:
-        run = _Run(config, mesh, corpus)
-        if not done:
-            run.begin(corpus.sha256)
-        with Checkpoints(run_dir, config, corpus.sha256) as checkpoints:
-            if done:
-                run.resume(checkpoints)
+    (result,) = fit_together([config], [workdir], corpus)
+    if isinstance(result, RunError):
+        raise result
+    return result
+
+
+def fit_together(
+    configs: Sequence[Config],
+    workdirs: Sequence[str | os.PathLike],
+    corpus: sources.Corpus | Task | None = None,
+) -> list[FitResult | RunError]:
+    """Train several runs that differ in their seed alone, in one compiled step.
+
+    Each run has its own directory, data order, dropout and files, as if it were
+    alone, and any of them may be resumed alone or together. Its numbers are those of
+    `fit` but for rounding: products over all runs add up in another order.
+
+    A run that fails is named on stderr, and the others go on.
+
+    Args:
+      configs: one for each run.
+      workdirs: one directory for each run, as for `fit`.
+      corpus: as for `fit`; one for all.
+
+    Returns:
+      For each run where it stands, or the error that ended it.
+
+    Raises:
+      ValueError: as `fit`; or the configs differ in more than their seed.
+    """
+    run_dirs = [run_directory.absolute(workdir) for workdir in workdirs]
+    configs = [_resolve(*one) for one in zip(configs, run_dirs, strict=True)]
+    check_together(configs)
+    results: dict[pathlib.Path, FitResult | RunError] = {}
+    open_runs = []
+    for config, run_dir in zip(configs, run_dirs, strict=True):
+        done = run_directory.complete_steps(run_dir)
+        if done and done[-1] >= config.train.steps:
             _save_config(config, run_dir)
-            step = run.train(run_dir, checkpoints, stop)
-    return FitResult(run_dir, step, finished=step == config.train.steps)
+            results[run_dir] = FitResult(run_dir, done[-1], finished=True)
+        else:
+            open_runs.append((config, run_dir))
+    if open_runs:
+        corpus = sources.load(configs[0].data) if corpus is None else corpus
+        results |= _train(open_runs, corpus)
+    return [results[run_dir] for run_dir in run_dirs]
+
+
+def _train(
+    open_runs: list[tuple[Config, pathlib.Path]], corpus: sources.Corpus | Task
+) -> dict[pathlib.Path, FitResult | RunError]:
+    for config, _ in open_runs:
+        check(config, corpus)
+    mesh = make_mesh(open_runs[0][0].mesh)
+    with (
+        jax.set_mesh(mesh),
+        StopSignal() as stop,
+        contextlib.ExitStack() as stack,
+    ):
+        runs = [Run(config, path, mesh, corpus) for config, path in open_runs]
+        step = _compile(runs, mesh, corpus)
+        for run in runs:
+            if not run_directory.complete_steps(run.run_dir):
+                run.begin(corpus.sha256)
+        for run in runs:
+            stack.enter_context(contextlib.closing(run.iterator))
+            checkpoints = stack.enter_context(
+                Checkpoints(run.run_dir, run.config, corpus.sha256)
+            )
+            if checkpoints.latest is not None:
+                _resume(run, checkpoints, corpus.sha256)
+            _save_config(run.config, run.run_dir)
+            run_directory.clear_failure(run.run_dir)
+            label = run.run_dir.name if len(runs) > 1 else ""
+            stack.enter_context(run.report_to(checkpoints, label=label))
+        _loop(runs, step, stop)
+    for run in runs:
+        if run.error and jax.process_index() == 0:
+            run_directory.save_failure(run.run_dir, run.error.what)
+    return {
+        run.run_dir: run.error
+        or FitResult(run.run_dir, run.step, run.step == run.config.train.steps)
+        for run in runs
+    }
+
+
+def _resume(run: Run, checkpoints: Checkpoints, corpus_sha256: str) -> None:
+    _guarded(run, run.resume, checkpoints)
+    if run.error:  # it fills its place in the step, and nothing of it counts
+        run.begin(corpus_sha256)
+
+
+def _loop(runs: list[Run], step: Callable, stop: StopSignal) -> None:
+    """Update every run until all have ended, or `stop` asks for it."""
+    ahead = collections.deque()
+    while (going := [run for run in runs if run.going]) and not stop.requested(
+        going[0].step
+    ):
+        states, sums = step(
+            [run.state for run in runs], [run.next_batch() for run in runs]
+        )
+        for run, state, one in zip(runs, states, sums, strict=True):
+            run.take(state, one)
+        ahead.append(sums)
+        # Only now, with the next step on its way, look at the ones before.
+        for run in going:
+            _guarded(run, run.report_pending)
+        if len(ahead) > _AHEAD:
+            jax.block_until_ready(ahead.popleft())
+        for run in going:
+            if run.error is None:
+                _guarded(run, run.report)
+    for run in runs:
+        if run.error is None:
+            _guarded(run, run.save)
+
+
+def _guarded(run: Run, action: Callable, *arguments) -> None:
+    """Let an error end the run that it is of, aloud, and no other."""
+    try:
+        action(*arguments)
+    except RunError as error:
+        run.error = error
+        print(f"{run.run_dir.name} failed: {error}", file=sys.stderr, flush=True)
+
+
+def _compile(runs: list[Run], mesh, corpus: sources.Corpus | Task) -> Callable:
+    """`(states, batches) -> (states, sums)`, lists over the runs.
+
+    Compiled before the clock starts, and unable to compile a second time.
+    """
+    config, state = runs[0].config, runs[0].abstract
+    graphdef, _ = abstract_model(config.model)
+    options = {
+        "accumulate": config.train.accumulate,
+        "state_shardings": jax.tree.map(lambda x: x.sharding, state),
+    }
+    optimizer = make_optimizer(config.train)
+    shape = (config.train.batch_size, config.data.length)
+    tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(mesh))
+    names = ("inputs", "targets")
+    batch = dict.fromkeys(
+        (*names, "weights") if isinstance(corpus, Task) else names, tokens
+    )
+    began = time.monotonic()
+    if len(runs) == 1:
+        train_step = make_train_step(graphdef, optimizer, **options)
+        alone = train_step.lower(state, batch).compile()
+
+        def step(states, batches):
+            state, sums = alone(*states, *batches)
+            return [state], [sums]
+
+    else:
+        joint_step = make_joint_step(graphdef, optimizer, len(runs), **options)
+        step = joint_step.lower([state] * len(runs), [batch] * len(runs)).compile()
+    logging.info("compiled the step in %.1f s", time.monotonic() - began)
+    return step
 
 
 def _save_config(config: Config, run_dir: pathlib.Path) -> None:
     if jax.process_index() == 0:
         run_directory.save_config(config, run_dir)
-
-
-class _Run:
-    """The compiled step and everything that changes while a run goes on."""
-
-    def __init__(self, config, mesh, corpus):
-        self.config = config
-        optimizer = make_optimizer(config.train)
-        self._init = functools.partial(
-            init_state, functools.partial(Decoder, config.model), optimizer
-        )
-        abstract = jax.eval_shape(self._init, self._key())
-        shardings = param_shardings(mesh, abstract)
-        abstract = with_shardings(abstract, shardings)
-        window = jax.eval_shape(metrics_lib.empty_window)
-        window = with_shardings(
-            window, jax.tree.map(lambda _: replicated(mesh), window)
-        )
-        self.iterator = _batches(config, mesh, corpus)
-        self._abstract = abstract, window
-        self._add = _on(window, metrics_lib.add_step)
-        self._restart = _on(window, metrics_lib.restart_window)
-        graphdef, _ = abstract_model(config.model)
-        train_step = make_train_step(
-            graphdef,
-            optimizer,
-            accumulate=config.train.accumulate,
-            state_shardings=shardings,
-        )
-        shape = (config.train.batch_size, config.data.length)
-        tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(mesh))
-        # Compiled before the clock starts, and unable to compile a second time.
-        began = time.monotonic()
-        names = ("inputs", "targets")
-        if isinstance(corpus, Task):
-            names += ("weights",)
-        batch = dict.fromkeys(names, tokens)
-        self._train_step = train_step.lower(abstract, batch).compile()
-        logging.info("compiled the step in %.1f s", time.monotonic() - began)
-
-    def _key(self):
-        return jax.random.key(self.config.train.seed)
-
-    def begin(self, corpus_sha256: str) -> None:
-        """Make the state before the first step."""
-        state, window = self._abstract
-        self.step = 0
-        self.state = _on(state, self._init)(self._key())
-        if self.config.init_from:
-            loaded = init_from.load(self.config, state.params, corpus_sha256)
-            self.state = self.state._replace(params=loaded)
-        self.window = _on(window, metrics_lib.empty_window)()
-
-    def resume(self, checkpoints: Checkpoints) -> None:
-        """Take the state of the newest checkpoint."""
-        self.step = checkpoints.latest
-        self.state, self.window = checkpoints.restore(*self._abstract, self.iterator)
-
-    def train(self, run_dir: pathlib.Path, checkpoints: Checkpoints, stop) -> int:
-        """Go on to the end, or to the step where `stop` asks for it."""
-        train, primary = self.config.train, jax.process_index() == 0
-        if primary:
-            size = sum(x.size for x in jax.tree.leaves(self.state.params))
-            begins = (
-                f"{run_dir.name}: {size:,} parameters, {self.step}/{train.steps} done"
-            )
-            print(begins, file=sys.stderr, flush=True)
-        rows = metrics_lib.Metrics(
-            run_dir, start=self.step, steps=train.steps, primary=primary
-        )
-        with contextlib.closing(self.iterator), rows:
-            reporter = _Reporter(self, rows, checkpoints)
-            ahead = collections.deque()
-            while self.step < train.steps and not stop.requested(self.step):
-                ahead.append(self._dispatch())
-                # Only now, with the next step on its way, look at the ones before.
-                reporter.report_pending()
-                if len(ahead) > _AHEAD:
-                    jax.block_until_ready(ahead.popleft())
-                rows.advance(self.step)
-                if self.step % train.log_every == 0 or self.step == train.steps:
-                    reporter.hold(self.step, self.window)
-                    self.window = self._restart(self.window)
-                if self.step % train.checkpoint_every == 0:
-                    reporter.save()
-            reporter.save()
-        return self.step
-
-    def _dispatch(self):
-        batch = next(self.iterator)
-        self.state, sums = self._train_step(self.state, batch)
-        self.step += 1
-        self.window = self._add(self.window, sums, self.state.step)
-        return sums
-
-
-class _Reporter:
-    """Reads sums off the device, one step late, and refuses to go on from a NaN."""
-
-    def __init__(self, run: _Run, rows: metrics_lib.Metrics, checkpoints: Checkpoints):
-        self._run, self._rows, self._checkpoints = run, rows, checkpoints
-        # All of them now: computed later, they would wait behind the step under way.
-        updates = np.arange(run.config.train.steps + 1)
-        self._rates = np.asarray(learning_rate(run.config.train)(updates))
-        self._pending = None
-        self._read_step, self._read_time = run.step, time.monotonic()
-
-    def hold(self, step: int, window: metrics_lib.Window) -> None:
-        """Remember a full window, to be read when another step is under way."""
-        self._pending = (step, window)
-
-    def report_pending(self) -> None:
-        """Write the row of the window on hold, if there is one."""
-        if self._pending is None:
-            return
-        (step, window), self._pending = self._pending, None
-        window = jax.device_get(window)
-        now = time.monotonic()
-        config = self._run.config
-        trained = (step - self._read_step) * config.train.batch_size
-        row = {"step": step} | metrics_lib.summarize(window)
-        row["learning_rate"] = float(self._rates[step])
-        row["bytes_per_second"] = (
-            trained * config.data.length / max(now - self._read_time, 1e-9)
-        )
-        self._read_step, self._read_time = step, now
-        self._rows.write(row)
-        self._check(window["bad_step"])
-
-    def save(self) -> None:
-        """Save a checkpoint of the newest step, if its numbers are finite."""
-        self.report_pending()
-        run = self._run
-        if run.step == (self._checkpoints.latest or 0):
-            return
-        self._check(run.window["bad_step"])
-        self._checkpoints.save(run.step, run.state, run.window, run.iterator)
-
-    def _check(self, bad_step) -> None:
-        bad_step = int(bad_step)
-        if bad_step == 0:
-            return
-        checkpoints = self._checkpoints
-        good = "there is no checkpoint before it"
-        if checkpoints.latest is not None:
-            checkpoints.wait()
-            good = f"the last good checkpoint is {checkpoints.path(checkpoints.latest)}"
-        raise RunError(f"the loss is not finite at step {bad_step}; {good}")
-
-
-def _batches(config: Config, mesh, corpus):
-    sharding = batch_sharding(mesh)
-    index, count = pipeline.process_slice(sharding)
-    options = {
-        "batch_size": config.train.batch_size,
-        "seed": config.train.seed,
-        "process_index": index,
-        "process_count": count,
-    }
-    if isinstance(corpus, Task):
-        dataset = task_source.train_dataset(corpus, **options)
-    else:
-        dataset = pipeline.train_dataset(
-            corpus.train, length=config.data.length, **options
-        )
-    return pipeline.to_device(dataset, sharding)
-
-
-def _on(tree, function):
-    """Jitted, with the result where the arrays of a tree lie."""
-    return jax.jit(function, out_shardings=jax.tree.map(lambda x: x.sharding, tree))

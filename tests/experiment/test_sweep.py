@@ -9,8 +9,9 @@ import pytest
 
 from rope_jax.experiment import sweep, training
 from rope_jax.experiment.config import Config, EvalConfig, MeshConfig, resolve
-from rope_jax.experiment.data import sources
-from rope_jax.experiment.run_directory import check_config, load_config
+from rope_jax.experiment.data import pipeline, sources
+from rope_jax.experiment.errors import RunError
+from rope_jax.experiment.run_directory import check_config, failure, load_config
 from rope_jax.nn.config import DecoderConfig
 
 
@@ -81,6 +82,96 @@ def test_a_directory_where_no_step_was_taken_takes_another_config(config, tmp_pa
     config.train.learning_rate = 0.5
     with pytest.raises(ValueError, match=r"train\.learning_rate: 0\.001 != 0\.5"):
         training.fit(config, run)
+
+
+def test_budgets_are_runs_of_their_own(config):
+    config.sweep.seeds, config.sweep.steps = (0, 1), (2, 3)
+    grid = sweep.runs(resolve(config))
+    assert list(grid) == [
+        *("none-steps2-seed0", "none-steps2-seed1"),
+        *("none-steps3-seed0", "none-steps3-seed1"),
+        *("alibi-steps2-seed0", "alibi-steps2-seed1"),
+        *("alibi-steps3-seed0", "alibi-steps3-seed1"),
+    ]
+    one = grid["alibi-steps3-seed1"]
+    assert (one.model.encoding, one.train.steps, one.train.seed) == ("alibi", 3, 1)
+    assert (one.sweep.steps, one.sweep.together) == ((3,), False)
+    config.sweep.steps = (7,)  # one budget: the name without it, as ever
+    grid = sweep.runs(resolve(config))
+    assert next(iter(grid)) == "none-seed0" and grid["none-seed0"].train.steps == 7
+
+
+def test_a_config_that_knew_no_budgets_goes_on(config, tmp_path):
+    """A run of an earlier version: its config.json lacks the newer fields."""
+    run = tmp_path / "none-seed0"
+    config.sweep.encodings = ("none",)
+    (one,) = sweep.runs(resolve(config)).values()
+    training.fit(one, run)
+    saved = json.loads((run / "config.json").read_text())
+    for name in ("steps", "together"):
+        del saved["sweep"][name]
+    del saved["eval"]["multiples"]
+    (run / "config.json").write_text(json.dumps(saved))
+    check_config(one, run)
+    assert training.fit(load_config(run), run).finished
+
+
+def poisoned(monkeypatch, seed, step):
+    """From `step` on the batches of a seed hold a target that is no byte."""
+    dataset = pipeline.train_dataset
+
+    def train_dataset(*args, **options):
+        made = dataset(*args, **options)
+        if options["seed"] != seed:
+            return made
+        count = iter(range(1, 1000))
+
+        def poison(batch):
+            batch["targets"][0, 0] = 300 if next(count) >= step else 1
+            return batch
+
+        return made.map(poison)
+
+    monkeypatch.setattr(pipeline, "train_dataset", train_dataset)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_run_that_fails_is_reported_and_the_others_go_on(
+    together, config, tmp_path, monkeypatch, capsys
+):
+    config.sweep.encodings, config.sweep.seeds = ("none",), (0, 1, 2)
+    config.sweep.together = together
+    with monkeypatch.context() as patch:
+        poisoned(patch, seed=1, step=2)
+        message = r"1 of 3 runs failed:\n  none-seed1: the loss is not finite at step 2"
+        with pytest.raises(RunError, match=message):
+            sweep.run(config, tmp_path)
+    assert "none-seed1 failed: the loss is not finite" in capsys.readouterr().err
+    assert failure(tmp_path / "none-seed1") == "the loss is not finite at step 2"
+    rows = json.loads((tmp_path / "extrapolation.json").read_text())
+    assert [(row["seed"], row["bpc"] is None) for row in rows] == [
+        *((0, False), (2, False), (1, True)),
+    ]
+    assert rows[2]["reason"] == "training failed: the loss is not finite at step 2"
+    assert {row["trained_bytes"] for row in rows} == {2 * 4 * 32}
+    assert "training failed" in (tmp_path / "report.html").read_text()
+    if together:  # and once the cause is gone, it goes on
+        rows = sweep.run(config, tmp_path)
+        assert [row["bpc"] is None for row in rows] == [False] * 3
+        assert failure(tmp_path / "none-seed1") == ""
+
+
+def test_two_ways_to_say_one_thing_are_refused(config):
+    config.sweep.steps = (5, 6)
+    chosen = sweep.select(config, ["train.steps"])
+    assert resolve(chosen).sweep.steps == (2,)
+    with pytest.raises(ValueError, match=r"train\.steps and --config\.sweep\.steps"):
+        sweep.select(config, ["train.steps", "sweep.steps"])
+    config.eval.multiples = (1, 2)
+    assert sweep.select(config, ["eval.multiples"]).eval.lengths == ()
+    assert sweep.select(config, []).eval.lengths == (32,)
+    with pytest.raises(ValueError, match=r"eval\.multiples and --config\.eval\.leng"):
+        sweep.select(config, ["eval.multiples", "eval.lengths"])
 
 
 def test_options_of_linear_attention_need_linear_attention(config):
