@@ -51,7 +51,9 @@ def get_config(length: str = "128") -> Config:
             log_every=20,
             checkpoint_every=160,
         ),
-        eval=EvalConfig(lengths=(), multiples=(1, 2, 4, 8, 16), reach=4096),
+        eval=EvalConfig(
+            lengths=(), multiples=(1, 2, 4, 8, 16), anchors=128, reach=4096
+        ),
         sweep=SweepConfig(
             encodings=tuple(_ENCODINGS[length].split()),
             seeds=(0, 1, 2),
