@@ -190,6 +190,8 @@ def _real_first(tokens, cache, key_mask, positions):
             f"{key_mask.shape}"
         )
     counts = key_mask.astype(jnp.int32).sum(axis=-1, dtype=jnp.int32)
+    if length == 1:
+        return tokens, counts, positions, None
     order = jnp.argsort(~key_mask, axis=-1, stable=True)
     tokens = jnp.take_along_axis(tokens, order, axis=-1)
     if positions is not None:
