@@ -206,16 +206,18 @@ def write_rows(leaf: jax.Array, slots: jax.Array, rows: jax.Array) -> jax.Array:
 
 
 def write_layer(layers: Any, layer: jax.Array, slots: jax.Array, rows: Any) -> Any:
-    """All layers, with the new rows `[B, ..., T, W]` of one of them in their slots."""
+    """All layers, with the new rows `[B, ..., T, W]` of one of them in their slots.
 
-    def write(leaf, slots, rows):
-        rows = jnp.moveaxis(rows, -2, 0).astype(leaf.dtype)
-        return leaf.at[layer, ..., slots, :].set(rows, mode="drop")
+    The batch is an index like the others: mapped over, it would be moved to the front
+    for the write, a copy of everything.
+    """
+    batch = jnp.arange(slots.shape[0])[:, None]
 
-    def write_all(leaf, rows):
-        return jax.vmap(write, in_axes=(1, 0, 0), out_axes=1)(leaf, slots, rows)
+    def write(leaf, rows):
+        rows = jnp.moveaxis(rows, -2, 1).astype(leaf.dtype)
+        return leaf.at[layer, batch, ..., slots, :].set(rows, mode="drop")
 
-    return jax.tree.map(write_all, layers, rows)
+    return jax.tree.map(write, layers, rows)
 
 
 def read_layer(layers: Any, layer: jax.Array, start: jax.Array, size: int) -> Any:
@@ -231,13 +233,12 @@ def read_layer(layers: Any, layer: jax.Array, start: jax.Array, size: int) -> An
 
 def read_slot(layers: Any, layer: jax.Array, slots: jax.Array) -> Any:
     """One slot `[B]` of each row of one layer, `[B, ..., W]`; zero past the end."""
+    batch = jnp.arange(slots.shape[0])
 
-    def read(leaf, slot):
-        return leaf.at[layer, ..., slot, :].get(mode="fill", fill_value=0)
+    def read(leaf):
+        return leaf.at[layer, batch, ..., slots, :].get(mode="fill", fill_value=0)
 
-    return jax.tree.map(
-        lambda leaf: jax.vmap(read, in_axes=(1, 0))(leaf, slots), layers
-    )
+    return jax.tree.map(read, layers)
 
 
 def _slot(cache, index):

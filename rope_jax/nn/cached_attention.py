@@ -32,7 +32,7 @@ def init_state(attention, encoding, batch: int, capacity: int, dtype) -> dict[st
     """What a layer of softmax attention keeps, empty.
 
     Args:
-      attention: the layer's `Attention`.
+      attention: the layer's `Attention`; its parameters may be shapes alone.
       encoding: of this layer.
       batch: B.
       capacity: S.
@@ -41,9 +41,14 @@ def init_state(attention, encoding, batch: int, capacity: int, dtype) -> dict[st
     Returns:
       "key" and "value" `[B, K, S, H]`, and "extras", a tree of `[B, S, W]`.
     """
-    x = jnp.zeros((batch, 1, attention.query.kernel.shape[0]), attention.query.dtype)
-    at = jnp.zeros((batch, 1), jnp.int32)
-    rows = jax.eval_shape(lambda x: _rows(attention, x, encoding, at, None)[1], x)
+    width, compute = attention.query.kernel.shape[0], attention.query.dtype
+    x = jax.ShapeDtypeStruct((batch, 1, width), compute)
+    at = jax.ShapeDtypeStruct((batch, 1), jnp.int32)
+
+    def one_token(attention, encoding, x, at):
+        return _rows(attention, x, encoding, at, None)[1]
+
+    rows = jax.eval_shape(one_token, attention, encoding, x, at)
 
     def empty(row, dtype):
         return jnp.zeros((*row.shape[:-2], capacity, row.shape[-1]), dtype)

@@ -60,7 +60,10 @@ def init_cache(
     own = model.blocks.encoding if model.encoding is None else model.encoding
     own.check_cache(capacity, None if rolling is None else rolling.sinks)
     graph, state = nnx.split(model.blocks)
-    first = nnx.merge(graph, jax.tree.map(lambda leaf: leaf[0], state))
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state
+    )
+    first = nnx.merge(graph, shapes)
     one = first.attention.init_state(
         first.encoding if model.encoding is None else model.encoding,
         batch_size,
@@ -69,7 +72,7 @@ def init_cache(
     )
     depth = jax.tree.leaves(state)[0].shape[0]
     return Cache(
-        layers=jax.tree.map(lambda leaf: jnp.repeat(leaf[None], depth, axis=0), one),
+        layers=jax.tree.map(lambda leaf: jnp.stack([leaf] * depth), one),
         positions=jnp.zeros((batch_size, capacity), jnp.int32),
         lengths=jnp.zeros((batch_size,), jnp.int32),
         rolling=rolling,
