@@ -65,7 +65,7 @@ class Cache:
     Attributes:
       layers: what each layer keeps, with L in front; its attention says what. Softmax
         attention has "key" and "value" `[L, B, K, S, H]`, and "extras" of its encoding
-        `[L, B, S, W]`.
+        `[L, B, S, W]`; linear attention has a `LinearState`, of one size always.
       positions: int32 `[B, S]`, the positions that the keys were turned by.
       lengths: int32 `[B]`, tokens that each row has taken in.
       rolling: None for a cache that holds every token of its rows.
@@ -111,6 +111,7 @@ class View(NamedTuple):
       key_index: `[B, S]`, `NOT_HELD` where a slot is empty.
       start: the first slot that a query may see.
       stop: the first slot from which on all are empty.
+      real: bool `[B, T]`, False where a row has no more new tokens.
       lost: bool `[B, T]`, True for a token that found the cache full.
     """
 
@@ -123,6 +124,7 @@ class View(NamedTuple):
     key_index: jax.Array
     start: jax.Array
     stop: jax.Array
+    real: jax.Array
     lost: jax.Array
 
 
@@ -172,6 +174,7 @@ def admit(
         key_index=_held(after),
         start=jnp.maximum(jnp.min(index) - window + 1, 0) if window else jnp.int32(0),
         stop=jnp.minimum(jnp.max(after.lengths), cache.capacity),
+        real=real,
         lost=real & ~kept,
     )
     return (view if cache.rolling is None else _recounted(view, after)), after

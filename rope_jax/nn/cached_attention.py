@@ -28,7 +28,9 @@ from rope_jax.nn.encoding import Encoding, Side
 _BLOCK_ON_CPU, _BLOCK = 256, 4096
 
 
-def init_state(attention, encoding, batch: int, capacity: int, dtype) -> dict[str, Any]:
+def init_memory(
+    attention, encoding, batch: int, capacity: int, dtype
+) -> dict[str, Any]:
     """What a layer of softmax attention keeps, empty.
 
     Args:
@@ -64,11 +66,13 @@ def extend_softmax(attention, x, encoding, layers, layer, view, rolling):
     """Softmax attention of new tokens over a cache; see `Attention.extend`."""
     before = read_slot(layers["extras"], layer, view.before)
     query, rows = _rows(attention, x, encoding, view.turns, before)
+    query = attention.sharpened(query, view.positions)
     layers = write_layer(layers, layer, view.slots, rows)
     to_sinks = None
     if rolling is not None and rolling.sinks:
         query_alone, key_alone, _ = attention.heads(x)
         to_sinks, _ = encoding.rotate_alone(query_alone, key_alone, view.positions)
+        to_sinks = attention.sharpened(to_sinks, view.positions)
     mixed = attend(
         Queries(query, to_sinks, rows["extras"]),
         layers,

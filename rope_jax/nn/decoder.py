@@ -15,7 +15,7 @@ from rope_jax.functional.attention import attention
 from rope_jax.functional.distance import relative_positions, to_rank
 from rope_jax.functional.positions import positions_from_mask, positions_from_segments
 from rope_jax.functional.temperature import logn_temperature
-from rope_jax.nn.cached_attention import extend_softmax, init_state
+from rope_jax.nn.cached_attention import extend_softmax, init_memory
 from rope_jax.nn.config import DecoderConfig, check_config
 from rope_jax.nn.encoding import BlockBias, Side
 from rope_jax.nn.encodings import ENCODINGS, make_encoding
@@ -42,7 +42,7 @@ class Attention(Projections):
         """
         query, key, value = self.heads(x)
         query, key = encoding.rotate(query, key, positions, positions)
-        query = _sharpened(query, positions, self.temperature_length)
+        query = self.sharpened(query, positions)
         index, extras = jnp.arange(x.shape[1]), encoding.extras(x)
         scores = encoding.scores(
             Side(query, positions, index, extras), Side(key, positions, index, extras)
@@ -59,9 +59,18 @@ class Attention(Projections):
         )
         return self.out(mixed)
 
-    def init_state(self, encoding, batch: int, capacity: int, dtype):
+    def sharpened(self, query, positions):
+        """Queries times their log-n temperature, if there is one."""
+        if not self.temperature_length:
+            return query
+        factor = logn_temperature(positions, length=self.temperature_length)
+        factor = to_rank(factor[..., None, None], query.ndim)
+        return (query.astype(jnp.float32) * factor).astype(query.dtype)
+
+    def init_memory(self, encoding, batch: int, capacity: int, dtype, rolling):
         """What this layer keeps of the tokens before, for `extend`; empty."""
-        return init_state(self, encoding, batch, capacity, dtype)
+        del rolling
+        return init_memory(self, encoding, batch, capacity, dtype)
 
     def extend(self, x, encoding, layers, layer, view, rolling):
         """Attend from new tokens `[B, T, D]` over a cache, after adding them to it.
@@ -69,13 +78,13 @@ class Attention(Projections):
         Args:
           x: `[B, T, D]`, the input of the layer, normalized.
           encoding: of this layer.
-          layers: the states of all layers, as `init_state` with an axis in front.
+          layers: what all layers keep, as `init_memory` with an axis in front.
           layer: the number of this one.
           view: where the tokens lie, see `rope_jax.nn.cache.View`.
           rolling: what the cache holds, None for every token.
 
         Returns:
-          `[B, T, D]`, and the states of all layers.
+          `[B, T, D]`, and what all layers keep now.
         """
         return extend_softmax(self, x, encoding, layers, layer, view, rolling)
 
@@ -144,11 +153,11 @@ class Block(nnx.Module):
         x = x + _dropout(mixed, self.dropout, keys[0])
         return x + _dropout(self.mlp(self.mlp_norm(x)), self.dropout, keys[1])
 
-    def extend(self, x, encoding, layers, layer, view, rolling):
-        """Map new tokens `[B, T, D]`, with the states of all layers; see Attention."""
+    def extend(self, x, encoding, layers, layer, view, rolling, features):
+        """Map new tokens `[B, T, D]`, with what all layers keep; see Attention."""
         encoding = encoding if self.encoding is None else self.encoding
         mixed, layers = self.attention.extend(
-            self.attention_norm(x), encoding, layers, layer, view, rolling
+            self.attention_norm(x), encoding, layers, layer, view, rolling, **features
         )
         x = x + mixed
         return x + self.mlp(self.mlp_norm(x)), layers
@@ -295,15 +304,6 @@ def _default_positions(tokens, segment_ids, key_mask):
     if key_mask is not None:
         return positions_from_mask(key_mask)
     return jnp.arange(tokens.shape[-1])
-
-
-def _sharpened(query, positions, length: int):
-    """Queries times their log-n temperature; a length of 0 leaves them alone."""
-    if not length:
-        return query
-    factor = logn_temperature(positions, length=length)[..., None, None]
-    factor = to_rank(factor, query.ndim)
-    return (query.astype(jnp.float32) * factor).astype(query.dtype)
 
 
 def _within(window: int, bias: BlockBias | None) -> BlockBias | None:

@@ -1,7 +1,7 @@
 """Decoding with a cache: prefill, chunks of a prompt and single tokens in one call.
 
 The two functions are the same for every encoding and both kinds of attention. What a
-layer keeps is its attention's affair (`init_state` and `extend`), and what a key is
+layer keeps is its attention's affair (`init_memory` and `extend`), and what a key is
 when it is kept that of the encoding (see `rope_jax.nn.encoding`).
 """
 
@@ -64,11 +64,12 @@ def init_cache(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state
     )
     first = nnx.merge(graph, shapes)
-    one = first.attention.init_state(
+    one = first.attention.init_memory(
         first.encoding if model.encoding is None else model.encoding,
         batch_size,
         capacity,
         jnp.dtype(model.dtype if dtype is None else dtype),
+        rolling,
     )
     depth = jax.tree.leaves(state)[0].shape[0]
     return Cache(
@@ -136,6 +137,7 @@ def extend(
 def _extend(model, tokens, cache, counts, positions):
     """The last layer's output for new tokens, the real ones of which come first."""
     window, length = model.blocks.attention.window, tokens.shape[1]
+    projections = None if model.draws is None else model.draws(None)
     view, cache = admit(cache, counts, positions, length=length, window=window)
     x = model.embed(tokens)
     if model.encoding is not None:
@@ -145,12 +147,14 @@ def _extend(model, tokens, cache, counts, positions):
     # The layers' states are carried, not mapped over, so that they stay in place.
     def run(carry, block):
         x, layers = carry
-        state, layer = block
+        state, layer, projection = block
+        features = {"projection": projection} if model.linear else {}
         block = nnx.merge(graph, state)
-        return block.extend(x, model.encoding, layers, layer, view, cache.rolling), None
+        args = (model.encoding, layers, layer, view, cache.rolling, features)
+        return block.extend(x, *args), None
 
     depth = jax.tree.leaves(state)[0].shape[0]
-    blocks = state, jnp.arange(depth)
+    blocks = state, jnp.arange(depth), projections
     (x, layers), _ = jax.lax.scan(run, (x, cache.layers), blocks)
     x = jnp.where(view.lost[..., None], jnp.nan, x)
     return x, dataclasses.replace(cache, layers=layers)

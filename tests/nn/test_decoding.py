@@ -35,11 +35,16 @@ TOKENS = jax.random.randint(jax.random.key(3), (3, 12), 0, 256)
 
 @functools.cache
 def build(**changes):
-    """A model none of whose parameters is zero: its parts, a full pass, and `extend`.
+    """The small model with changes; see `build_from`."""
+    return build_from(dataclasses.replace(SMALL, **changes))
+
+
+def build_from(config):
+    """A model none of whose parameters is zero, its full pass, and its `extend`.
 
     Every call of `step` has room for six tokens, so that it is compiled once.
     """
-    model = Decoder(dataclasses.replace(SMALL, **changes), rngs=nnx.Rngs(0))
+    model = Decoder(config, rngs=nnx.Rngs(0))
     graphdef, params = nnx.split(model)
     noise = jax.random.normal(jax.random.key(1), (4096,))
     params = jax.tree.map(lambda x: x + 0.2 * jnp.resize(noise, x.shape), params)
@@ -262,6 +267,30 @@ def test_g06_a_full_cache_is_never_written_over():
     np.testing.assert_allclose(logits[0][:8], full(TOKENS)[0, :8], atol=1e-5)
     assert np.isnan(logits[0][8:]).all()
     assert np.isfinite(logits[2]).all()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention": "linear"},
+        {"temperature": "logn", "temperature_length": 4},
+        {"rope": RopeOptions(scaling="rerope", window=3)},
+    ],
+    ids=["linear", "logn", "rerope"],
+)
+def test_what_changes_attention_holds_in_the_cache(changes):
+    config = dataclasses.replace(SMALL, encoding="rope", **changes)
+    model, full, step = build_from(config)
+    logits, _ = in_parts(
+        step,
+        init_cache(model, 3, 16),
+        TOKENS,
+        [(5, 4, 6), (1, 2, 0), (6, 6, 6)],
+        left=[1],
+    )
+    np.testing.assert_allclose(np.asarray(logits), full(TOKENS), atol=1e-5)
+    without = build(encoding="rope")[1](TOKENS)
+    assert np.abs(np.asarray(logits) - np.asarray(without)).max() > 1e-2
 
 
 @pytest.mark.parametrize("encoding", ["alibi", "cope"])

@@ -96,6 +96,11 @@ def test_positions_in_the_embedding_cannot_move(encoding):
 def test_what_makes_no_sense_is_refused():
     with pytest.raises(ValueError, match="sinks must be 0, got 2"):
         init_cache(build("fox"), 2, rolling=Rolling(2, 4))
+    linear = Decoder(
+        dataclasses.replace(ONE_LAYER, attention="linear"), rngs=nnx.Rngs(0)
+    )
+    with pytest.raises(ValueError, match="linear attention keeps a sum over all"):
+        init_cache(linear, 2, rolling=Rolling(2, 4))
     with pytest.raises(ValueError, match="window of at least 1, got 2 and 0"):
         Rolling(2, 0)
     model = build("rope")
