@@ -130,6 +130,7 @@ class Samples:
         else:
             flag = f"--length={request.length}"
 
+        @jax.jit
         def make():
             return init_cache(model, rows, capacity, rolling=request.rolling)
 
@@ -183,7 +184,7 @@ def _note_length(run: trained.Trained, request: Request) -> None:
     """Say where the text leaves the lengths that the model was trained at."""
     total = len(request.prompt or _START) + request.length
     length = run.config.data.length
-    if request.rolling is None and total > length:
+    if request.rolling is None and request.length and total > length:
         print(
             f"note: the text reaches {total:,} bytes, and the run was trained at "
             f"{length:,}; --window shows the model its end only",
