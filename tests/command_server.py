@@ -1,7 +1,8 @@
 """Runs the commands as a user would, without importing everything each time.
 
 Started as a process of its own, which imports what the commands import and then
-forks once for each line of JSON that it reads: a script, its arguments and a folder.
+forks once for each line of JSON that it reads: a script or the name of a module, its
+arguments and a folder.
 Nothing of jax is started before the fork, so every child is as good as new.
 """
 
@@ -37,8 +38,11 @@ def _run(request, out):
     sys.argv = [request["script"], *request["arguments"]]
     code = 0
     try:
-        sys.path.insert(0, str(pathlib.Path(request["script"]).parent))
-        runpy.run_path(request["script"], run_name="__main__")
+        if request["script"].endswith(".py"):
+            sys.path.insert(0, str(pathlib.Path(request["script"]).parent))
+            runpy.run_path(request["script"], run_name="__main__")
+        else:
+            runpy.run_module(request["script"], run_name="__main__", alter_sys=True)
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         if isinstance(stop.code, str):

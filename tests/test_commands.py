@@ -2,48 +2,12 @@
 
 import csv
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ENCODINGS = ("none", "sinusoidal", "learned", "rope", "alibi")
-
-
-@pytest.fixture(scope="module")
-def server():
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "tests" / "command_server.py")],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
-    )
-    yield process
-    process.stdin.close()
-    process.wait(timeout=60)
-
-
-@pytest.fixture
-def run(server, tmp_path):
-    """Call run("train.py", "--flag=..."): exit code and what was printed."""
-
-    def call(script, *arguments, folder=tmp_path):
-        request = {
-            "script": str(ROOT / script),
-            "arguments": arguments,
-            "folder": str(folder),
-        }
-        server.stdin.write(json.dumps(request) + "\n")
-        server.stdin.flush()
-        answer = json.loads(server.stdout.readline())
-        return answer["code"], answer["output"]
-
-    return call
 
 
 @pytest.fixture(scope="module")

@@ -87,16 +87,51 @@ def param_shardings(mesh: Mesh, tree):
         if leaf.ndim == 0:
             return replicated(mesh)
         names = tuple(str(getattr(k, "key", getattr(k, "name", k))) for k in path)
-        spec = _spec(names, leaf.ndim)
-        for size, axis in zip(leaf.shape, spec, strict=True):
-            if axis is not None and size % mesh.shape[axis]:
-                raise ValueError(
-                    f"mesh.{axis}={mesh.shape[axis]} does not divide the size {size} "
-                    f"of {'.'.join(names)} {leaf.shape}"
-                )
-        return NamedSharding(mesh, PartitionSpec(*spec))
+        return _sharding(mesh, names, leaf.shape, _spec(names, leaf.ndim))
 
     return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def cache_shardings(mesh: Mesh, cache):
+    """Shardings for a decoding cache: rows over data and fsdp, heads over tensor.
+
+    Args:
+      mesh: the mesh of the run.
+      cache: an abstract or real `rope_jax.nn.cache.Cache`.
+
+    Raises:
+      ValueError: an axis does not divide an array.
+    """
+    rows = ("data", "fsdp")
+
+    def place(path, leaf):
+        names = tuple(str(getattr(k, "key", getattr(k, "name", k))) for k in path)
+        spec = [None] * leaf.ndim
+        if names[0] != "layers":
+            spec[0] = rows
+        else:
+            spec[1] = rows
+            if "extras" in names:  # [L, B, S, N]
+                spec[-1] = "tensor"
+            elif leaf.ndim > 2:  # [L, B, K, ...]
+                spec[2] = "tensor"
+        return _sharding(mesh, names, leaf.shape, spec)
+
+    return jax.tree_util.tree_map_with_path(place, cache)
+
+
+def _sharding(mesh, names, shape, spec):
+    """The sharding of a spec, or ValueError where an axis does not divide a size."""
+    for size, axes in zip(shape, spec, strict=True):
+        axes = (axes,) if isinstance(axes, str) else axes or ()
+        parts = math.prod(mesh.shape[axis] for axis in axes)
+        if size % parts:
+            shown = "*".join(f"mesh.{axis}" for axis in axes)
+            raise ValueError(
+                f"{shown}={parts} does not divide the size {size} of "
+                f"{'.'.join(names)} {shape}"
+            )
+    return NamedSharding(mesh, PartitionSpec(*spec))
 
 
 def _spec(names: tuple[str, ...], ndim: int) -> tuple[str | None, ...]:

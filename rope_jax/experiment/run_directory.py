@@ -142,6 +142,20 @@ def find_runs(workdir: str | os.PathLike) -> list[pathlib.Path]:
     return runs
 
 
+def find_run(workdir: str | os.PathLike) -> pathlib.Path:
+    """The workdir itself if it is a run, else the only run below it.
+
+    Raises:
+      FileNotFoundError: there is no run with a checkpoint.
+      ValueError: as for `find_runs`, or there are several: all of them are named.
+    """
+    runs = find_runs(workdir)
+    if len(runs) > 1:
+        names = "".join(f"\n  --workdir={run}" for run in runs)
+        raise ValueError(f"--workdir must hold one run, got {len(runs)}:{names}")
+    return runs[0]
+
+
 def _directories_with_config(workdir: pathlib.Path) -> Iterator[pathlib.Path]:
     for directory, below, files in os.walk(workdir):
         if "config.json" in files:

@@ -113,16 +113,8 @@ def _forward(request, rows, columns):
         queries = request.rows(i * rows, rows)
 
         def key_block(j, carry):
-            peak, total, mixed = carry
             block = queries.columns(j * columns, columns)
-            logits = block.logits()
-            new_peak = jnp.maximum(peak, logits.max(-1, keepdims=True))
-            base = jnp.where(new_peak == -jnp.inf, 0, new_peak)
-            weights = jnp.exp(logits - base)
-            decay = jnp.exp(peak - base)
-            total = total * decay + weights.sum(-1, keepdims=True)
-            mixed = mixed * decay + mix(weights, block.value)
-            return new_peak, total, mixed
+            return absorb(carry, block.logits(), block.value)
 
         shape = (*heads, rows, request.value.shape[-1])
         mixed = jnp.zeros_like(request.value, shape=shape, dtype=request.dtype)
@@ -139,6 +131,25 @@ def _forward(request, rows, columns):
 
     blocks = lax.map(query_block, jnp.arange(num_queries // rows))
     return jax.tree.map(_join_rows, blocks)
+
+
+def absorb(softmax, logits, value):
+    """A running softmax with one more block of keys in it.
+
+    Args:
+        softmax: `(peak, total, mixed)` of the keys so far: the largest logit of each
+            row `[..., T, 1]`, and, relative to it, the sum of the weights `[..., T, 1]`
+            and of the weighted values `[..., T, V]`. It starts at (-inf, 0, 0).
+        logits: `[..., K, G, T, s]` of the block, -inf where masked.
+        value: `[..., K, s, V]`.
+    """
+    peak, total, mixed = softmax
+    new_peak = jnp.maximum(peak, logits.max(-1, keepdims=True))
+    base = jnp.where(new_peak == -jnp.inf, 0, new_peak)
+    weights = jnp.exp(logits - base)
+    decay = jnp.exp(peak - base)
+    total = total * decay + weights.sum(-1, keepdims=True)
+    return new_peak, total, mixed * decay + mix(weights, value)
 
 
 def _join_rows(blocks):

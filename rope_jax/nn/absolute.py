@@ -26,7 +26,20 @@ class LearnedOptions:
     max_length: int = 0
 
 
-class Integer(Encoding):
+class Absolute(Encoding):
+    """What the encodings of this file share."""
+
+    def check_cache(self, capacity, sinks):
+        """Positions cannot change once they are part of a token's embedding."""
+        super().check_cache(capacity, sinks)
+        if sinks is not None:
+            raise ValueError(
+                "the encoding adds positions to the embedding, where they stay, so "
+                "a rolling cache cannot count them from its own start"
+            )
+
+
+class Integer(Absolute):
     """The position itself, added to every channel."""
 
     def embed(self, x, positions):
@@ -34,7 +47,7 @@ class Integer(Encoding):
         return _add(x, additive.integer_encoding(positions, x.shape[-1]))
 
 
-class Binary(Encoding):
+class Binary(Absolute):
     """The position's binary digits, one per channel."""
 
     def embed(self, x, positions):
@@ -42,7 +55,7 @@ class Binary(Encoding):
         return _add(x, additive.binary_encoding(positions, x.shape[-1]))
 
 
-class Sinusoidal(Encoding):
+class Sinusoidal(Absolute):
     """Vaswani et al. 2017, section 3.5, computed for any position."""
 
     options = ("sinusoidal",)
@@ -69,7 +82,7 @@ class Sinusoidal(Encoding):
         return _add(x, self._table(positions, x.shape[-1]))
 
 
-class Learned(Encoding):
+class Learned(Absolute):
     """One trained vector per position, up to a fixed length.
 
     Entries are drawn at 1/sqrt(D) and scaled by sqrt(D), as the token embedding
@@ -91,6 +104,15 @@ class Learned(Encoding):
                 rngs.params(), (length, config.model_dim), jnp.float32
             )
         )
+
+    def check_cache(self, capacity, sinks):
+        """The table must reach to the end of the cache."""
+        super().check_cache(capacity, sinks)
+        if capacity > self.max_length:
+            raise ValueError(
+                f"encoding 'learned' has a table of {self.max_length} positions, got a "
+                f"cache of {capacity} tokens"
+            )
 
     def embed(self, x, positions):
         """Add the rows of the table; a row length past its end is refused.

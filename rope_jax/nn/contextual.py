@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 
 from rope_jax.functional import alibi, contextual, shaw
@@ -45,12 +46,14 @@ class Shaw(Encoding):
         )
         self.params = as_params({"key": params["key"]})
 
-    def scores(self, x, query, key, positions):
+    def scores(self, query, key):
         """The queries' products with the embeddings of the distances."""
-        del x, key
         params = as_arrays(self.params)
         return lambda t, s: shaw.shaw_logits(
-            params, query[:, t], positions[..., t], positions[..., s]
+            params,
+            query.vectors[:, t],
+            query.positions[..., t],
+            key.positions[..., s],
         )
 
 
@@ -66,13 +69,25 @@ class Fox(Encoding):
             self.init(rngs.params(), config.model_dim, config.num_heads)
         )
 
-    def scores(self, x, query, key, positions):
+    def extras(self, x, before=None):
+        """The running sums of the gates."""
+        return self.sums(as_arrays(self.params), x, before)
+
+    def scores(self, query, key):
         """What the gates between key and query have left, in nats."""
-        del query, key, positions
-        sums = self.sums(as_arrays(self.params), x)
         return lambda t, s: contextual.accumulated_bias(
-            contextual.rows_at(sums, t), contextual.rows_at(sums, s)
+            _rows(query.extras, t), _rows(key.extras, s)
         )
+
+    def check_cache(self, capacity, sinks):
+        """Sinks would be forgotten by the gates of tokens that are not held."""
+        super().check_cache(capacity, sinks)
+        if sinks:
+            raise ValueError(
+                "the encoding forgets its first tokens by a gate of every token since, "
+                f"so a rolling cache must keep none of them: sinks must be 0, got "
+                f"{sinks}"
+            )
 
 
 class Cable(Fox):
@@ -97,14 +112,16 @@ class Cope(Encoding):
             )
         )
 
-    def scores(self, x, query, key, positions):
+    def scores(self, query, key):
         """The query's product with the embedding of a fractional position."""
-        del x, positions
         params = as_arrays(self.params)
 
         def bias(t, s):
-            rows = query[:, t]
-            places = contextual.cope_positions(_logits(rows, key[:, s]), t, s)
+            rows = query.vectors[:, t]
+            logits = _logits(rows, key.vectors[:, s])
+            places = contextual.cope_positions(
+                logits, query.index[..., t], key.index[..., s]
+            )
             return contextual.cope_bias(params, rows, places)
 
         return bias
@@ -124,18 +141,24 @@ class Dape(Encoding):
             )
         )
 
-    def scores(self, x, query, key, positions):
+    def scores(self, query, key):
         """ALiBi's bias and the network's correction of it."""
-        del x
         params = as_arrays(self.params)
         slopes = alibi.alibi_slopes(self.num_heads)
 
         def bias(t, s):
-            logits = _logits(query[:, t], key[:, s])
-            base = alibi.alibi_bias(slopes, positions[..., t], positions[..., s])
+            logits = _logits(query.vectors[:, t], key.vectors[:, s])
+            base = alibi.alibi_bias(
+                slopes, query.positions[..., t], key.positions[..., s]
+            )
             return contextual.dape_logits(params, logits, base) - logits
 
         return bias
+
+
+def _rows(sums, places):
+    """Some rows of running sums `[B, T, N]`."""
+    return jax.tree.map(lambda part: part[:, places], sums)
 
 
 def _logits(query, key):

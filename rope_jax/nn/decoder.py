@@ -15,8 +15,9 @@ from rope_jax.functional.attention import attention
 from rope_jax.functional.distance import relative_positions, to_rank
 from rope_jax.functional.positions import positions_from_mask, positions_from_segments
 from rope_jax.functional.temperature import logn_temperature
+from rope_jax.nn.cached_attention import extend_softmax, init_memory
 from rope_jax.nn.config import DecoderConfig, check_config
-from rope_jax.nn.encoding import BlockBias
+from rope_jax.nn.encoding import BlockBias, Side
 from rope_jax.nn.encodings import ENCODINGS, make_encoding
 from rope_jax.nn.linear import LinearAttention, make_draws
 from rope_jax.nn.projections import Projections, residual_init, rms_norm
@@ -41,18 +42,51 @@ class Attention(Projections):
         """
         query, key, value = self.heads(x)
         query, key = encoding.rotate(query, key, positions, positions)
-        query = _sharpened(query, positions, self.temperature_length)
+        query = self.sharpened(query, positions)
+        index, extras = jnp.arange(x.shape[1]), encoding.extras(x)
+        scores = encoding.scores(
+            Side(query, positions, index, extras), Side(key, positions, index, extras)
+        )
         mixed = attention(
             query,
             key,
             value,
-            bias=_within(self.window, encoding.scores(x, query, key, positions)),
+            bias=_within(self.window, scores),
             segment_ids=segment_ids,
             key_mask=key_mask,
             scale=self.scale,
             implementation=self.implementation,
         )
         return self.out(mixed)
+
+    def sharpened(self, query, positions):
+        """Queries times their log-n temperature, if there is one."""
+        if not self.temperature_length:
+            return query
+        factor = logn_temperature(positions, length=self.temperature_length)
+        factor = to_rank(factor[..., None, None], query.ndim)
+        return (query.astype(jnp.float32) * factor).astype(query.dtype)
+
+    def init_memory(self, encoding, batch: int, capacity: int, dtype, rolling):
+        """What this layer keeps of the tokens before, for `extend`; empty."""
+        del rolling
+        return init_memory(self, encoding, batch, capacity, dtype)
+
+    def extend(self, x, encoding, layers, layer, view, rolling):
+        """Attend from new tokens `[B, T, D]` over a cache, after adding them to it.
+
+        Args:
+          x: `[B, T, D]`, the input of the layer, normalized.
+          encoding: of this layer.
+          layers: what all layers keep, as `init_memory` with an axis in front.
+          layer: the number of this one.
+          view: where the tokens lie, see `rope_jax.nn.cache.View`.
+          rolling: what the cache holds, None for every token.
+
+        Returns:
+          `[B, T, D]`, and what all layers keep now.
+        """
+        return extend_softmax(self, x, encoding, layers, layer, view, rolling)
 
 
 class Mlp(nnx.Module):
@@ -118,6 +152,15 @@ class Block(nnx.Module):
         )
         x = x + _dropout(mixed, self.dropout, keys[0])
         return x + _dropout(self.mlp(self.mlp_norm(x)), self.dropout, keys[1])
+
+    def extend(self, x, encoding, layers, layer, view, rolling, features):
+        """Map new tokens `[B, T, D]`, with what all layers keep; see Attention."""
+        encoding = encoding if self.encoding is None else self.encoding
+        mixed, layers = self.attention.extend(
+            self.attention_norm(x), encoding, layers, layer, view, rolling, **features
+        )
+        x = x + mixed
+        return x + self.mlp(self.mlp_norm(x)), layers
 
 
 class Decoder(nnx.Module):
@@ -210,18 +253,25 @@ class Decoder(nnx.Module):
             )
         keys = [None] * 3 if dropout_key is None else jax.random.split(dropout_key, 3)
         dropout_key, embed_key, place_key = keys
-        dtype, dim = jnp.dtype(self.dtype), self.embedding.shape[-1]
-        x = self.embedding[...].at[tokens].get(mode="promise_in_bounds")
-        x = (x * dim**0.5).astype(dtype)
+        x = self.embed(tokens)
         if self.encoding is not None:
             positions = self.encoding.place(positions, place_key)
             x = self.encoding.embed(x, positions)
         x = _dropout(x, self.dropout, embed_key)
         x = self._run_blocks(x, positions, segment_ids, key_mask, dropout_key, step)
-        x = self.norm(x if last is None else x[:, -last:])
+        return self.logits(x if last is None else x[:, -last:])
+
+    def embed(self, tokens):
+        """Embeddings `[B, T, D]` of tokens, without positions."""
+        x = self.embedding[...].at[tokens].get(mode="promise_in_bounds")
+        return (x * x.shape[-1] ** 0.5).astype(self.dtype)
+
+    def logits(self, x):
+        """Float32 logits `[B, T, V]` of the last layer's output."""
         head = self.embedding[...].T if self.head is None else self.head[...]
+        head = head.astype(self.dtype)
         return jnp.einsum(
-            "btd,dv->btv", x, head.astype(dtype), preferred_element_type=jnp.float32
+            "btd,dv->btv", self.norm(x), head, preferred_element_type=jnp.float32
         )
 
     def _run_blocks(self, x, positions, segment_ids, key_mask, dropout_key, step):
@@ -254,15 +304,6 @@ def _default_positions(tokens, segment_ids, key_mask):
     if key_mask is not None:
         return positions_from_mask(key_mask)
     return jnp.arange(tokens.shape[-1])
-
-
-def _sharpened(query, positions, length: int):
-    """Queries times their log-n temperature; a length of 0 leaves them alone."""
-    if not length:
-        return query
-    factor = logn_temperature(positions, length=length)[..., None, None]
-    factor = to_rank(factor, query.ndim)
-    return (query.astype(jnp.float32) * factor).astype(query.dtype)
 
 
 def _within(window: int, bias: BlockBias | None) -> BlockBias | None:

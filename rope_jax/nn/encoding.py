@@ -7,18 +7,42 @@
 * `rotate_features(positions, width, length)` is what `rotate` is to linear attention;
 * `bias(query_positions, key_positions)` is a float32 term `[..., N, T, S]` of the
   scaled attention scores; None where an encoding has none;
-* `scores(x, query, key, positions)` is the same for encodings that read the data. It
-  returns a function of row indices, so that attention can ask for any block.
+* `scores(query, key)` is the same for encodings that read the data. It returns a
+  function of row indices, so that attention can ask for any block;
+* `extras(x, before)` is what a token leaves for `scores` beside its query and key.
 
 Positions are always arguments, so offsets, packing and padding need no further code.
+Nor does a cache, which keeps the keys as `rotate_alone` leaves them, and the extras:
+
+* `rotate_alone(query, key, positions)` is as much of `rotate` as a token can have done
+  without the others, and `rotate_together(...)` the rest, for queries and all keys;
+* `check_cache(capacity, sinks)` refuses, with the reason, what a cache cannot do.
 """
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
 
 BlockBias = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+class Side(NamedTuple):
+    """The queries of a layer, or its keys: what a term of the scores may read.
+
+    Attributes:
+      vectors: `[B, T, N, H]`, after `rotate`.
+      positions: integers `[T]` or `[B, T]`.
+      index: places in the row, integers `[T]` or `[B, T]`. They order the tokens: a
+        query sees no key whose index is above its own.
+      extras: what `Encoding.extras` gives, arrays `[B, T, ...]`.
+    """
+
+    vectors: jax.Array
+    positions: jax.Array
+    index: jax.Array
+    extras: Any = None
 
 
 class Encoding(nnx.Module):
@@ -72,19 +96,51 @@ class Encoding(nnx.Module):
         del positions, width, length
         return {}
 
-    def scores(self, x, query, key, positions) -> BlockBias | None:
-        """The term of the scaled scores, as a function of query and key indices.
+    def rotate_alone(self, query, key, positions):
+        """What `rotate` can do before it sees other tokens; a cache keeps this key."""
+        return self.rotate(query, key, positions, positions)
+
+    def rotate_together(self, query, key, query_positions, key_positions):
+        """The rest of `rotate`, for queries and the keys that they meet."""
+        del query_positions, key_positions
+        return query, key
+
+    def extras(self, x: jax.Array, before: Any = None) -> Any:
+        """What `scores` reads of the tokens themselves, kept with their keys.
 
         Args:
           x: `[B, T, D]`, the input of the attention layer, normalized.
-          query: `[B, T, N, H]`, after `rotate`.
-          key: `[B, T, K, H]`, after `rotate`.
-          positions: integers `[T]` or `[B, T]`.
+          before: extras `[B, ...]` of the token before these; None if there is none.
+
+        Returns:
+          A pytree of arrays `[B, T, W]`, zero before the first token; or None.
         """
-        del x, query, key
+        del x, before
+        return None
+
+    def scores(self, query: Side, key: Side) -> BlockBias | None:
+        """The term of the scaled scores, as a function of entries of both sides.
+
+        They are arrays of places in `query` and `key`, or slices.
+        """
         if self.bias is None:
             return None
-        return lambda t, s: self.bias(positions[..., t], positions[..., s])
+        return lambda t, s: self.bias(query.positions[..., t], key.positions[..., s])
+
+    def check_cache(self, capacity: int, sinks: int | None) -> None:
+        """Raise ValueError where decoding with a cache would not be right.
+
+        Args:
+          capacity: tokens that the cache has room for.
+          sinks: None for a cache that holds every token; else the number of first
+            tokens that a rolling one keeps beside the last ones.
+        """
+        del capacity, sinks
+        if self.own_positions:
+            raise ValueError(
+                "the encoding spreads its positions over the whole row, so it cannot "
+                "be decoded with a cache: every new token would move the others"
+            )
 
 
 def as_params(arrays: dict[str, jax.Array]) -> nnx.Dict:

@@ -137,6 +137,8 @@ class LinearAttention(Projections):
     A layer's memory of the tokens before is a `LinearState`, of one size at any length.
     """
 
+    window = 0  # it has none, see check_linear
+
     def __init__(self, config, *, rngs: nnx.Rngs):
         super().__init__(config, rngs=rngs)
         self.features = config.linear.features
@@ -189,6 +191,29 @@ class LinearAttention(Projections):
             **encoding.rotate_features(positions, self.num_features, x.shape[1]),
         )
         return self.out(mixed), state
+
+    def init_memory(self, encoding, batch: int, capacity: int, dtype, rolling):
+        """What `extend` keeps: the state, whose size no capacity changes."""
+        del encoding, capacity, dtype
+        if rolling is not None:
+            raise ValueError(
+                "linear attention keeps a sum over all tokens, from which none can be "
+                f"taken, so its cache cannot be rolling; got {rolling}"
+            )
+        return self.init_state(batch)
+
+    def extend(self, x, encoding, layers, layer, view, rolling, projection):
+        """Attend from new tokens to all before; arguments as for `Attention.extend`."""
+        del rolling
+        state = jax.tree.map(lambda leaf: leaf[layer], layers)
+        out, state = self.advance(
+            state, x, view.positions, encoding, None, view.real, projection
+        )
+
+        def put(leaf, new):
+            return leaf.at[layer].set(new)
+
+        return out, jax.tree.map(put, layers, state)
 
     def _feature_map(self, projection: jax.Array | None) -> FeatureFunction:
         if self.features == "elu":

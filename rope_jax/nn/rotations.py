@@ -14,7 +14,7 @@ from rope_jax.functional import (
     rotary,
 )
 from rope_jax.functional.layouts import LAYOUTS
-from rope_jax.functional.xpos import scale_channels
+from rope_jax.functional.xpos import scale_channels, xpos_block
 from rope_jax.nn.encoding import Encoding
 
 # These change the positions beyond a window; the others change the frequencies.
@@ -168,29 +168,42 @@ class Rope(Encoding):
             "layout": self.layout,
         }
 
-    def scores(self, x, query, key, positions):
+    def scores(self, query, key):
         """Where distances are replaced: the score at the far positions, less this."""
         if self.scaling not in _FAR_SCALINGS:
-            return super().scores(x, query, key, positions)
-        table, window = self.frequencies(key.shape[-3]), self.window
+            return super().scores(query, key)
+        table, window = self.frequencies(key.vectors.shape[-3]), self.window
+        near_at = query.positions, key.positions
         if self.scaling == "rerope":
-            at = far_positions.rerope_positions(positions, positions, window=window)
+            far_at = far_positions.rerope_positions(*near_at, window=window)
         else:
-            at = far_positions.self_extend_positions(
-                positions, positions, window=window, group_size=self.group
+            far_at = far_positions.self_extend_positions(
+                *near_at, window=window, group_size=self.group
             )
-        far_query, far_key = (
-            rotary.rerotate(array, positions, to, table, layout=self.layout)
-            for array, to in zip((query, key), at, strict=True)
-        )
+        near = query.vectors, key.vectors
+        far = [
+            rotary.rerotate(*moved, table, layout=self.layout)
+            for moved in zip(near, near_at, far_at, strict=True)
+        ]
         return lambda t, s: far_positions.far_bias(
-            (query[:, t], key[:, s]),
-            (far_query[:, t], far_key[:, s]),
-            positions[..., t],
-            positions[..., s],
+            (near[0][:, t], near[1][:, s]),
+            (far[0][:, t], far[1][:, s]),
+            near_at[0][..., t],
+            near_at[1][..., s],
             window=window,
-            scale=query.shape[-1] ** -0.5,
+            scale=near[0].shape[-1] ** -0.5,
         )
+
+    def check_cache(self, capacity, sinks):
+        """Frequencies must not depend on how far the row has come."""
+        super().check_cache(capacity, sinks)
+        if self.scaling == "dynamic_ntk" and capacity > self.original_length:
+            raise ValueError(
+                "model.rope.scaling 'dynamic_ntk' changes its frequencies with every "
+                f"token past {self.original_length}, and what is cached was computed "
+                f"with earlier ones: a cache of {capacity} tokens cannot give the "
+                "logits of a full pass; 'ntk' and 'yarn' can"
+            )
 
 
 def _check_scaling(options: RopeOptions) -> None:
@@ -287,6 +300,22 @@ class Xpos(Rope):
             scale_channels(
                 key, 1.0 / self._scale(key_positions, center), layout=self.layout
             ),
+        )
+
+    def rotate_alone(self, query, key, positions):
+        """Turn; the scale waits for the queries, around which it is centred."""
+        return super().rotate(query, key, positions, positions)
+
+    def rotate_together(self, query, key, query_positions, key_positions):
+        """Scale, centred on the queries, so that a row of any length stays finite."""
+        return xpos_block(
+            query,
+            key,
+            query_positions,
+            key_positions,
+            rotary_dim=self.width,
+            scale_base=self.scale_base,
+            layout=self.layout,
         )
 
 

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
@@ -9,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 from rope_jax.experiment.config import Config, MeshConfig
 from rope_jax.experiment.mesh import (
     batch_sharding,
+    cache_shardings,
     check_mesh,
     make_mesh,
     mesh_shape,
@@ -16,6 +18,7 @@ from rope_jax.experiment.mesh import (
 )
 from rope_jax.nn.config import DecoderConfig
 from rope_jax.nn.decoder import Decoder
+from rope_jax.nn.decoding import extend, init_cache
 
 
 @pytest.mark.parametrize(
@@ -92,6 +95,51 @@ def test_an_unknown_parameter_is_refused():
     mesh = make_mesh(MeshConfig())
     with pytest.raises(ValueError, match=r"no sharding rule .* new\.thing"):
         param_shardings(mesh, {"new": {"thing": jnp.zeros((8, 8))}})
+
+
+def test_a_cache_lies_and_is_written_as_the_model_does():
+    """Rows over data and fsdp, heads over tensor; no device sees another's keys."""
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    config = DecoderConfig(
+        num_layers=2, model_dim=16, num_heads=2, head_dim=8, mlp_dim=16, encoding="fox"
+    )
+    model = Decoder(config, rngs=nnx.Rngs(0))
+    model.head = nnx.Param(jax.random.normal(jax.random.key(1), (16, 256)))
+    graphdef, params = nnx.split(model)
+    params = nnx.to_pure_dict(params)
+    text = jax.random.randint(jax.random.key(2), (4, 6), 0, 256)
+
+    def step(params, tokens, cache):
+        return extend(nnx.merge(graphdef, params), tokens, cache)
+
+    cache = init_cache(model, 4, 24)
+    expected, after = jax.jit(step)(params, text, cache)
+    with jax.set_mesh(mesh):
+        places = cache_shardings(mesh, cache)
+        keys = places.layers["key"].spec
+        assert keys == P(None, ("data", "fsdp"), "tensor", None, None)
+        assert places.layers["extras"].high.spec == P(
+            None, ("data", "fsdp"), None, "tensor"
+        )
+        inputs = jax.device_put(
+            (params, text, cache),
+            (param_shardings(mesh, params), batch_sharding(mesh), places),
+        )
+        run = jax.jit(step, out_shardings=(None, places), donate_argnums=2)
+        compiled = run.lower(*inputs).compile()
+        logits, cache = compiled(*inputs)
+    gathers = [
+        line for line in compiled.as_text().splitlines() if "all-gather(" in line
+    ]
+    assert gathers  # of weights, whose fsdp slices come together
+    assert not [line for line in gathers if ",24," in line]  # of slots
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
+    for one, other in zip(jax.tree.leaves(cache), jax.tree.leaves(after), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    with pytest.raises(
+        ValueError, match=r"mesh.data\*mesh.fsdp=4 does not divide .* 3"
+    ):
+        cache_shardings(mesh, jax.eval_shape(lambda: init_cache(model, 3, 24)))
 
 
 def test_batches_split_over_data_and_fsdp():

@@ -1,0 +1,237 @@
+"""Attention of new tokens over a cache, block of slots by block of slots.
+
+Only the blocks that hold something are read, so a long capacity costs nothing while
+rows are short, and the layers' common arrays are read where they lie: taking a layer
+out of them first would copy all of it for every token.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rope_jax.functional.attention_blockwise import absorb
+from rope_jax.functional.attention_request import align_bias, products
+from rope_jax.functional.distance import relative_positions, to_rank
+from rope_jax.nn.cache import (
+    NOT_HELD,
+    Rolling,
+    View,
+    read_layer,
+    read_slot,
+    write_layer,
+)
+from rope_jax.nn.encoding import Encoding, Side
+
+# Slots of one block. A CPU gains by reading no more than is held; elsewhere a loop
+# whose length is not known costs more than the reading.
+_BLOCK_ON_CPU, _BLOCK = 256, 4096
+
+
+def init_memory(
+    attention, encoding, batch: int, capacity: int, dtype
+) -> dict[str, Any]:
+    """What a layer of softmax attention keeps, empty.
+
+    Args:
+      attention: the layer's `Attention`; its parameters may be shapes alone.
+      encoding: of this layer.
+      batch: B.
+      capacity: S.
+      dtype: of keys and values; what the encoding adds is float32.
+
+    Returns:
+      "key" and "value" `[B, K, S, H]`, and "extras", a tree of `[B, S, W]`.
+    """
+    width, compute = attention.query.kernel.shape[0], attention.query.dtype
+    x = jax.ShapeDtypeStruct((batch, 1, width), compute)
+    at = jax.ShapeDtypeStruct((batch, 1), jnp.int32)
+
+    def one_token(attention, encoding, x, at):
+        return _rows(attention, x, encoding, at, None)[1]
+
+    rows = jax.eval_shape(one_token, attention, encoding, x, at)
+
+    def empty(row, dtype):
+        return jnp.zeros((*row.shape[:-2], capacity, row.shape[-1]), dtype)
+
+    return {
+        "key": empty(rows["key"], dtype),
+        "value": empty(rows["value"], dtype),
+        "extras": jax.tree.map(lambda row: empty(row, row.dtype), rows["extras"]),
+    }
+
+
+def extend_softmax(attention, x, encoding, layers, layer, view, rolling):
+    """Softmax attention of new tokens over a cache; see `Attention.extend`."""
+    before = read_slot(layers["extras"], layer, view.before)
+    query, rows = _rows(attention, x, encoding, view.turns, before)
+    query = attention.sharpened(query, view.positions)
+    layers = write_layer(layers, layer, view.slots, rows)
+    to_sinks = None
+    if rolling is not None and rolling.sinks:
+        query_alone, key_alone, _ = attention.heads(x)
+        to_sinks, _ = encoding.rotate_alone(query_alone, key_alone, view.positions)
+        to_sinks = attention.sharpened(to_sinks, view.positions)
+    mixed = attend(
+        Queries(query, to_sinks, rows["extras"]),
+        layers,
+        layer,
+        view,
+        encoding,
+        rolling=rolling,
+        window=attention.window,
+        scale=attention.scale,
+    )
+    return attention.out(mixed), layers
+
+
+def _rows(attention, x, encoding, positions, before):
+    """The queries, and what a cache keeps of these tokens, `[B, ..., T, W]`."""
+    query, key, value = attention.heads(x)
+    query, key = encoding.rotate_alone(query, key, positions)
+    key, value = jnp.swapaxes(key, 1, 2), jnp.swapaxes(value, 1, 2)
+    extras = encoding.extras(x, before)
+    return query, {"key": key, "value": value, "extras": extras}
+
+
+class Queries(NamedTuple):
+    """The new tokens of a layer, `[B, T, N, H]`, turned alone.
+
+    Attributes:
+      vectors: by the positions of their own.
+      to_sinks: by their positions in a rolling cache, to meet its sinks; else None.
+      extras: what the encoding keeps beside them.
+    """
+
+    vectors: jax.Array
+    to_sinks: jax.Array | None
+    extras: Any
+
+
+def attend(
+    queries: Queries,
+    layers: Any,
+    layer: jax.Array,
+    view: View,
+    encoding: Encoding,
+    *,
+    rolling: Rolling | None,
+    window: int,
+    scale: float,
+) -> jax.Array:
+    """Softmax attention over what one layer of the cache holds.
+
+    Args:
+      queries: of the new tokens, whose own keys are in the cache already.
+      layers: "key", "value" and "extras" of all layers.
+      layer: which one.
+      view: what each query sees.
+      encoding: of this layer.
+      rolling: what the cache holds; None for every token.
+      window: tokens that a query sees, its own included; 0 for all.
+      scale: factor on the products.
+
+    Returns:
+      `[B, T, N, V]`. A query that sees nothing gives zeros.
+    """
+    batch, length, heads, _ = queries.vectors.shape
+    *_, groups, capacity, width = layers["value"].shape
+    on_cpu = jax.default_backend() == "cpu"
+    size = min(capacity, _BLOCK_ON_CPU if on_cpu else _BLOCK)
+    size = capacity if encoding.whole_rows else size
+    in_order = encoding.whole_rows and rolling is not None
+
+    def with_block(j, softmax):
+        block = _read(layers, layer, view, j, size, in_order)
+        logits = _logits(queries.vectors, queries.extras, block, view, encoding, scale)
+        if queries.to_sinks is not None:
+            near = _logits(
+                queries.to_sinks, queries.extras, block, view, encoding, scale
+            )
+            sinks = j * size + jnp.arange(size) < rolling.sinks
+            logits = jnp.where(to_rank(sinks, logits.ndim), near, logits)
+        lag = relative_positions(view.index, block.index)
+        seen = (lag <= 0) & (lag > -window) if window else lag <= 0
+        logits = jnp.where(seen[:, None, None], logits, -jnp.inf)
+        return absorb(softmax, logits, block.value.astype(queries.vectors.dtype))
+
+    rows = (batch, groups, heads // groups, length)
+    softmax = (
+        jnp.full((*rows, 1), -jnp.inf, jnp.float32),
+        jnp.zeros((*rows, 1), jnp.float32),
+        jnp.zeros((*rows, width), jnp.float32),
+    )
+    if size == capacity:
+        softmax = with_block(0, softmax)
+    else:
+        blocks = view.start // size, -(-view.stop // size)
+        softmax = jax.lax.fori_loop(*blocks, with_block, softmax)
+    _, total, mixed = softmax
+    mixed = (mixed / jnp.where(total == 0, 1, total)).reshape(
+        batch, heads, length, width
+    )
+    return jnp.swapaxes(mixed, 1, 2).astype(queries.vectors.dtype)
+
+
+class _Block(NamedTuple):
+    """A block of slots: heads before time, as the cache has them."""
+
+    key: jax.Array
+    value: jax.Array
+    extras: Any
+    positions: jax.Array
+    index: jax.Array
+
+
+def _read(layers, layer, view, j, size, in_order):
+    """The j-th block; the last one reaches back, and what it repeats is not held."""
+    capacity = view.key_index.shape[-1]
+    start = jnp.minimum(j * size, capacity - size)
+    memory = read_layer(layers, layer, start, size)
+    slots = start + jnp.arange(size)
+
+    def take(array):
+        return jax.lax.dynamic_slice_in_dim(array, start, size, axis=1)
+
+    index = jnp.where(slots[None] < j * size, NOT_HELD, take(view.key_index))
+    block = _Block(
+        key=memory["key"],
+        value=memory["value"],
+        extras=memory["extras"],
+        positions=take(view.key_positions),
+        index=index,
+    )
+    return _sorted(block) if in_order else block
+
+
+def _sorted(block):
+    """The block in the order of its tokens; only a rolling cache has another."""
+    order = jnp.argsort(block.index, axis=-1, stable=True)
+
+    def rows(array):
+        at = order.reshape(order.shape[0], *[1] * (array.ndim - 3), -1, 1)
+        return jnp.take_along_axis(array, at, axis=-2)
+
+    return _Block(
+        *jax.tree.map(rows, (block.key, block.value, block.extras)),
+        positions=jnp.take_along_axis(block.positions, order, axis=-1),
+        index=jnp.take_along_axis(block.index, order, axis=-1),
+    )
+
+
+def _logits(query, extras, block, view, encoding, scale):
+    """Scaled products and the encoding's term, `[B, K, G, T, s]`, not masked."""
+    key = jnp.swapaxes(block.key.astype(query.dtype), 1, 2)
+    query, key = encoding.rotate_together(query, key, view.positions, block.positions)
+    batch, length, _, width = query.shape
+    grouped = jnp.swapaxes(query, 1, 2).reshape(batch, key.shape[2], -1, length, width)
+    logits = products(grouped, jnp.swapaxes(key, 1, 2)) * scale
+    term = encoding.scores(
+        Side(query, view.positions, view.index, extras),
+        Side(key, block.positions, block.index, block.extras),
+    )
+    if term is None:
+        return logits
+    whole = slice(None)
+    return logits + align_bias(term(whole, whole), logits.shape, "the term of scores")

@@ -1,0 +1,206 @@
+"""Decoding with a cache: prefill, chunks of a prompt and single tokens in one call.
+
+The two functions are the same for every encoding and both kinds of attention. What a
+layer keeps is its attention's affair (`init_memory` and `extend`), and what a key is
+when it is kept that of the encoding (see `rope_jax.nn.encoding`).
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from rope_jax.nn.cache import Cache, Rolling, admit
+from rope_jax.nn.decoder import Decoder
+
+
+def init_cache(
+    model: Decoder,
+    batch_size: int,
+    capacity: int | None = None,
+    *,
+    dtype: jnp.dtype | None = None,
+    rolling: Rolling | None = None,
+) -> Cache:
+    """An empty cache for `extend`.
+
+    Args:
+      model: the decoder.
+      batch_size: number of rows.
+      capacity: tokens that a row may grow to; None for a rolling cache.
+      dtype: of the keys and values; None is the model's.
+      rolling: keep the first and the last tokens only, for rows without end.
+
+    Returns:
+      The cache. Every layer's state has an axis of layers in front.
+
+    Raises:
+      ValueError: a size does not fit, or the encoding cannot be decoded like this; the
+        message says why.
+
+    Example:
+      >>> from rope_jax.nn.config import DecoderConfig
+      >>> model = Decoder(DecoderConfig(num_layers=2), rngs=nnx.Rngs(0))
+      >>> init_cache(model, 3, 100).layers["key"].shape
+      (2, 3, 4, 100, 32)
+    """
+    if (capacity is None) == (rolling is None):
+        raise ValueError(
+            "a cache needs either a capacity or rolling, got "
+            f"capacity={capacity} and rolling={rolling}"
+        )
+    if rolling is not None:
+        capacity = rolling.sinks + rolling.window
+    if batch_size < 1 or capacity < 1:
+        raise ValueError(
+            "batch_size and capacity must be at least 1, got "
+            f"{batch_size} and {capacity}"
+        )
+    own = model.blocks.encoding if model.encoding is None else model.encoding
+    own.check_cache(capacity, None if rolling is None else rolling.sinks)
+    graph, state = nnx.split(model.blocks)
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state
+    )
+    first = nnx.merge(graph, shapes)
+    one = first.attention.init_memory(
+        first.encoding if model.encoding is None else model.encoding,
+        batch_size,
+        capacity,
+        jnp.dtype(model.dtype if dtype is None else dtype),
+        rolling,
+    )
+    depth = jax.tree.leaves(state)[0].shape[0]
+    return Cache(
+        layers=jax.tree.map(lambda leaf: jnp.stack([leaf] * depth), one),
+        positions=jnp.zeros((batch_size, capacity), jnp.int32),
+        lengths=jnp.zeros((batch_size,), jnp.int32),
+        rolling=rolling,
+    )
+
+
+def extend(
+    model: Decoder,
+    tokens: jax.Array,
+    cache: Cache,
+    *,
+    key_mask: jax.Array | None = None,
+    positions: jax.Array | None = None,
+    last_only: bool = False,
+) -> tuple[jax.Array, Cache]:
+    """Logits of the byte after each new token, and the cache with them in it.
+
+    Give it all the tokens of the prompts, some of them, or one: any split of a row
+    gives the logits of a full pass. Donate the cache to the jitted function that calls
+    this, and it is written in place.
+
+    Args:
+      model: the decoder.
+      tokens: integers `[B, T]`, the next ones of each row.
+      cache: of `init_cache`, or of the call before.
+      key_mask: bool `[B, T]`, False where a token is padding, on either side. It is not
+        stored, and its logits mean nothing.
+      positions: integers `[T]` or `[B, T]`; None counts the real tokens of a row.
+      last_only: give the logits after each row's last real token only.
+
+    Returns:
+      float32 logits `[B, T, V]`, or `[B, V]` with `last_only`, and a new cache. A token
+      that finds the cache full is not stored and has NaN logits.
+
+    Raises:
+      ValueError: shapes do not fit; positions are given with a rolling cache; or,
+        outside of jit, a row has no room for its tokens.
+
+    Example:
+      >>> from rope_jax.nn.config import DecoderConfig
+      >>> model = Decoder(DecoderConfig(num_layers=2), rngs=nnx.Rngs(0))
+      >>> cache = init_cache(model, 3, 100)
+      >>> logits, cache = extend(model, jnp.ones((3, 8), jnp.int32), cache)
+      >>> logits.shape, cache.lengths.tolist()
+      ((3, 8, 256), [8, 8, 8])
+    """
+    tokens, counts, positions, order = _real_first(tokens, cache, key_mask, positions)
+    cache.check_room(counts)
+    if cache.rolling is not None and tokens.shape[1] > 1:
+        x, cache = _one_by_one(model, tokens, cache, counts)
+    else:
+        x, cache = _extend(model, tokens, cache, counts, positions)
+    if last_only:
+        last = jnp.maximum(counts - 1, 0)[:, None, None]
+        return model.logits(jnp.take_along_axis(x, last, axis=1))[:, 0], cache
+    if order is not None:
+        x = jnp.take_along_axis(x, order[..., None], axis=1)
+    return model.logits(x), cache
+
+
+def _extend(model, tokens, cache, counts, positions):
+    """The last layer's output for new tokens, the real ones of which come first."""
+    window, length = model.blocks.attention.window, tokens.shape[1]
+    projections = None if model.draws is None else model.draws(None)
+    view, cache = admit(cache, counts, positions, length=length, window=window)
+    x = model.embed(tokens)
+    if model.encoding is not None:
+        x = model.encoding.embed(x, view.positions)
+    graph, state = nnx.split(model.blocks)
+
+    # The layers' states are carried, not mapped over, so that they stay in place.
+    def run(carry, block):
+        x, layers = carry
+        state, layer, projection = block
+        features = {"projection": projection} if model.linear else {}
+        block = nnx.merge(graph, state)
+        args = (model.encoding, layers, layer, view, cache.rolling, features)
+        return block.extend(x, *args), None
+
+    depth = jax.tree.leaves(state)[0].shape[0]
+    blocks = state, jnp.arange(depth), projections
+    (x, layers), _ = jax.lax.scan(run, (x, cache.layers), blocks)
+    x = jnp.where(view.lost[..., None], jnp.nan, x)
+    return x, dataclasses.replace(cache, layers=layers)
+
+
+def _one_by_one(model, tokens, cache, counts):
+    """A rolling cache drops a token for each that comes, so they come in turn."""
+
+    def step(cache, column):
+        token, number = column
+        real = (number < counts).astype(jnp.int32)
+        x, cache = _extend(model, token[:, None], cache, real, None)
+        return cache, x[:, 0]
+
+    columns = tokens.T, jnp.arange(tokens.shape[1])
+    cache, x = jax.lax.scan(step, cache, columns)
+    return jnp.swapaxes(x, 0, 1), cache
+
+
+def _real_first(tokens, cache, key_mask, positions):
+    """Real tokens first in each row, how many there are, and how to undo the order."""
+    batch, length = tokens.shape
+    if batch != cache.lengths.shape[0] or length < 1:
+        raise ValueError(
+            f"tokens must be [{cache.lengths.shape[0]}, T] for this cache, T at least "
+            f"1, got {tokens.shape}"
+        )
+    if positions is not None:
+        if cache.rolling is not None:
+            raise ValueError(
+                "positions must not be given with a rolling cache, which counts them "
+                f"from its own start; got an array of shape {positions.shape}"
+            )
+        positions = jnp.broadcast_to(positions, tokens.shape)
+    if key_mask is None:
+        return tokens, jnp.full((batch,), length, jnp.int32), positions, None
+    if key_mask.shape != tokens.shape:
+        raise ValueError(
+            f"key_mask must have the shape of tokens, {tokens.shape}, got "
+            f"{key_mask.shape}"
+        )
+    counts = key_mask.astype(jnp.int32).sum(axis=-1, dtype=jnp.int32)
+    if length == 1:
+        return tokens, counts, positions, None
+    order = jnp.argsort(~key_mask, axis=-1, stable=True)
+    tokens = jnp.take_along_axis(tokens, order, axis=-1)
+    if positions is not None:
+        positions = jnp.take_along_axis(positions, order, axis=-1)
+    return tokens, counts, positions, jnp.argsort(order, axis=-1)
