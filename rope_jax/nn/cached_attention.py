@@ -137,18 +137,16 @@ def attend(
     """
     batch, length, heads, _ = queries.vectors.shape
     *_, groups, capacity, width = layers["value"].shape
-    on_cpu = jax.default_backend() == "cpu"
-    size = min(capacity, _BLOCK_ON_CPU if on_cpu else _BLOCK)
-    size = capacity if encoding.whole_rows else size
+    block = _BLOCK_ON_CPU if jax.default_backend() == "cpu" else _BLOCK
+    size = capacity if encoding.whole_rows else min(capacity, block)
     in_order = encoding.whole_rows and rolling is not None
 
     def with_block(j, softmax):
         block = _read(layers, layer, view, j, size, in_order)
-        logits = _logits(queries.vectors, queries.extras, block, view, encoding, scale)
+        rest = queries.extras, block, view, encoding, scale
+        logits = _logits(queries.vectors, *rest)
         if queries.to_sinks is not None:
-            near = _logits(
-                queries.to_sinks, queries.extras, block, view, encoding, scale
-            )
+            near = _logits(queries.to_sinks, *rest)
             sinks = j * size + jnp.arange(size) < rolling.sinks
             logits = jnp.where(to_rank(sinks, logits.ndim), near, logits)
         lag = relative_positions(view.index, block.index)
@@ -168,9 +166,8 @@ def attend(
         blocks = view.start // size, -(-view.stop // size)
         softmax = jax.lax.fori_loop(*blocks, with_block, softmax)
     _, total, mixed = softmax
-    mixed = (mixed / jnp.where(total == 0, 1, total)).reshape(
-        batch, heads, length, width
-    )
+    mixed = mixed / jnp.where(total == 0, 1, total)
+    mixed = mixed.reshape(batch, heads, length, width)
     return jnp.swapaxes(mixed, 1, 2).astype(queries.vectors.dtype)
 
 

@@ -33,11 +33,10 @@ def init_cache(
       rolling: keep the first and the last tokens only, for rows without end.
 
     Returns:
-      The cache. Every layer's state has an axis of layers in front.
+      The cache. What the layers keep has an axis of layers in front.
 
     Raises:
-      ValueError: a size does not fit, or the encoding cannot be decoded like this; the
-        message says why.
+      ValueError: a size does not fit, or the encoding cannot be decoded so, and why.
 
     Example:
       >>> from rope_jax.nn.config import DecoderConfig
@@ -53,10 +52,8 @@ def init_cache(
     if rolling is not None:
         capacity = rolling.sinks + rolling.window
     if batch_size < 1 or capacity < 1:
-        raise ValueError(
-            "batch_size and capacity must be at least 1, got "
-            f"{batch_size} and {capacity}"
-        )
+        sizes = f"{batch_size} and {capacity}"
+        raise ValueError(f"batch_size and capacity must be at least 1, got {sizes}")
     own = model.blocks.encoding if model.encoding is None else model.encoding
     own.check_cache(capacity, None if rolling is None else rolling.sinks)
     graph, state = nnx.split(model.blocks)
