@@ -95,6 +95,9 @@ def _cpu() -> Config:
             warmup_steps=40,
             checkpoint_every=320,
         ),
-        eval=EvalConfig(lengths=(128, 256, 512, 1024, 2048)),
+        # As in configs/lab.py, so that its softmax models are scored on the same bytes.
+        eval=EvalConfig(
+            lengths=(), multiples=(1, 2, 4, 8, 16), anchors=128, reach=4096
+        ),
         sweep=SweepConfig(seeds=(0, 1, 2)),
     )
