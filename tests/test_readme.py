@@ -20,13 +20,15 @@ def test_the_examples_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     scope = {}
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     with jax.numpy_rank_promotion("raise"):
         for block in blocks:
             exec(compile(block, "README.md", "exec"), scope)
     assert scope["spec"].layout == "half"
     assert scope["out"].shape == (2, 16, 8, 64)
     assert jnp.isfinite(scope["out"]).all()
+    assert scope["logits"].shape == (2, 1, 256)
+    assert scope["cache"].lengths.tolist() == [5, 3]
 
 
 def test_ci_runs_the_readme_test_command():
