@@ -48,11 +48,11 @@ def aggregate(rows: Iterable[dict]) -> list[dict]:
       rows: rows of an evaluation; those without a value count as missing.
 
     Returns:
-      Rows with the names of a row's identity but `seed`, with distance, seeds (how
-      many have a value) and, of bpc, delta and gain: the mean under that name, and
-      under NAME_sd, NAME_low, NAME_high the sample standard deviation over the seeds
-      (ddof 1; None for fewer than two) and the 95 % limits (None where unknown). In
-      the order of first appearance.
+      Rows with the names of a row's identity but `seed`, with seeds (how many have a
+      value) and, of bpc, delta and gain in bits per byte: the mean under that name,
+      and under NAME_sd, NAME_low, NAME_high the sample standard deviation over the
+      seeds (ddof 1; None for fewer than two) and the 95 % limits (None where
+      unknown). In the order of first appearance.
     """
     groups: dict[tuple, list[dict]] = {}
     for row in map(complete, rows):
@@ -60,7 +60,6 @@ def aggregate(rows: Iterable[dict]) -> list[dict]:
     made = []
     for key, group in groups.items():
         one = dict(zip(_WITHOUT_SEED, key, strict=True))
-        one["distance"] = group[0]["distance"]
         one["seeds"] = sum(row["bpc"] is not None for row in group)
         for name in _MEASURED:
             one |= _over_seeds(group, name)
@@ -97,10 +96,10 @@ def paired_differences(rows: Iterable[dict], reference: str = "rope") -> list[di
 
     Returns:
       A row for everything else that shares all but encoding, scaling and attention
-      with rows of the reference: the names of `aggregate`, and reference, seeds
-      (pairs), difference (mean of bpc less the reference's), difference_sd and the
-      limits of its t interval over the seeds, difference_low and difference_high
-      (None for fewer than two).
+      with rows of the reference: the names of a row's identity but `seed`, and
+      reference, seeds (pairs), difference (mean of bpc less the reference's),
+      difference_sd and the limits of its t interval over the seeds, difference_low
+      and difference_high (None for fewer than two); all in bits per byte.
     """
     own = ("encoding", "attention", "scaling")
     rows = [row for row in map(complete, rows) if row["bpc"] is not None]
@@ -110,7 +109,6 @@ def paired_differences(rows: Iterable[dict], reference: str = "rope") -> list[di
         if tuple(row[name] for name in own) == (reference, "softmax", "")
     }
     pairs: dict[tuple, list[float]] = {}
-    distances = {}
     for row in rows:
         other = standard.get(identity(row, without=own))
         itself = tuple(row[name] for name in own) == (reference, "softmax", "")
@@ -118,14 +116,12 @@ def paired_differences(rows: Iterable[dict], reference: str = "rope") -> list[di
             continue
         key = identity(row, without=("seed",))
         pairs.setdefault(key, []).append(row["bpc"] - other)
-        distances[key] = row["distance"]
     made = []
     for key, values in pairs.items():
         mean, half = float(np.mean(values)), t_half_width(values)
         made.append(
             dict(zip(_WITHOUT_SEED, key, strict=True))
             | {
-                "distance": distances[key],
                 "reference": reference,
                 "seeds": len(values),
                 "difference": mean,

@@ -41,7 +41,7 @@ class Curve:
 def curves_of(
     rows: list[dict], name: str = "bpc", x: Callable[[dict], int] = column
 ) -> list[Curve]:
-    """A curve for each encoding, scaling, training length and budget among rows.
+    """A curve for each encoding, scaling, training length, budget and corpus.
 
     Args:
       rows: rows of one protocol, of any number of seeds; their means are drawn.
@@ -53,14 +53,15 @@ def curves_of(
     groups: dict[tuple, list[dict]] = {}
     for row in aggregate(rows):
         budget = None if over_budgets else row["trained_bytes"]
-        key = row["encoding"], label(row), row["train_length"], budget, row["control"]
-        groups.setdefault(key, []).append(row)
+        key = row["encoding"], label(row), row["train_length"], budget, row["corpus"]
+        groups.setdefault((*key, row["control"]), []).append(row)
     groups = {
         key: sorted(group, key=x)
         for key, group in groups.items()
         if any(row[name] is not None for row in group)
     }
     lengths = len({key[2] for key in groups}) > 1
+    corpora = len({key[4] for key in groups}) > 1
     budgets = not over_budgets and several_budgets(rows)
     looks = plot_style.styles([key[0] for key in groups])
     made = []
@@ -69,9 +70,11 @@ def curves_of(
         limits = [(row[f"{name}_low"], row[f"{name}_high"]) for row in known]
         low, high = np.array(limits, np.float64).T
         text = key[1] + (f" ({key[2]})" if lengths else "")
+        text += f" {budget_text(key[3])}" if budgets else ""
+        text += f" {key[4]}" if corpora else ""
         made.append(
             Curve(
-                label=f"{text} {budget_text(key[3])}" if budgets else text,
+                label=text,
                 x=np.array([x(row) for row in known]),
                 y=np.array([row[name] for row in known]),
                 low=low,

@@ -23,6 +23,8 @@ IDENTITY = (
     "split",
     "control",
     "length",
+    "distance",
+    "corpus",
 )
 # Keys that rows written by earlier versions lack, with what they meant.
 _DEFAULTS = {
@@ -34,9 +36,8 @@ _DEFAULTS = {
     "gain_low": None,
     "gain_high": None,
     "distance": None,
+    "corpus": "",
 }
-# Rows that one evaluation measures together, on the same bytes.
-_MEASUREMENT = ("protocol", "split", "scaling")
 
 
 def complete(row: dict) -> dict:
@@ -54,12 +55,13 @@ def identity(row: dict, *, without: Iterable[str] = ()) -> tuple:
     return tuple(row[name] for name in IDENTITY if name not in left_out)
 
 
-def merge(old: Iterable[dict], new: list[dict]) -> list[dict]:
-    """New rows, after the old ones of other measurements.
+def merge(old: list[dict], new: list[dict]) -> list[dict]:
+    """New rows, after the old ones that can stand beside them.
 
-    Rows of one protocol, split and scaling are measured together: the longest length
-    decides which bytes are scored, so that an old row beside new ones would compare
-    other bytes. The new rows therefore replace all old ones of their measurement.
+    New rows replace all old ones of their protocol, split and scaling: the longest
+    length decides which bytes are scored, so that an old row beside new ones would
+    compare other bytes. Old rows of other scalings stay where the unchanged model's
+    new rows are its old ones again, which shows that the bytes are the same.
 
     Args:
       old: complete rows.
@@ -68,19 +70,40 @@ def merge(old: Iterable[dict], new: list[dict]) -> list[dict]:
     Returns:
       The rows that both leave.
     """
-    measured = {tuple(row[name] for name in _MEASUREMENT) for row in new}
-    kept = [r for r in old if tuple(r[name] for name in _MEASUREMENT) not in measured]
-    return kept + new
+    kinds = {(row["protocol"], row["split"]) for row in new}
+    repeated = {kind for kind in kinds if _unchanged(old, kind, new)}
+    measured = {(row["protocol"], row["split"], row["scaling"]) for row in new}
+
+    def stays(row):
+        kind = row["protocol"], row["split"]
+        if (*kind, row["scaling"]) in measured:
+            return False
+        return kind in repeated or kind not in kinds
+
+    return [row for row in old if stays(row)] + new
+
+
+def _unchanged(old: list[dict], kind: tuple[str, str], new: list[dict]) -> bool:
+    """Whether the rows of a protocol and split, without a scaling, say the same."""
+
+    def plain(rows):
+        return {
+            identity(row): math.nan if row["bpc"] is None else row["bpc"]
+            for row in rows
+            if (row["protocol"], row["split"], row["scaling"]) == (*kind, "")
+        }
+
+    before, after = plain(old), plain(new)
+    if before.keys() != after.keys():
+        return False
+    # Another machine adds up in another order; other bytes differ by far more.
+    pairs = np.array([(before[key], after[key]) for key in after]).reshape(-1, 2)
+    return np.allclose(pairs[:, 0], pairs[:, 1], rtol=1e-5, atol=0, equal_nan=True)
 
 
 def combine(parts: Iterable[list[dict]]) -> list[dict]:
     """The complete rows of several files; of two of one identity the later."""
-    by_identity = {
-        (*identity(row), row["distance"], row.get("corpus")): row
-        for part in parts
-        for row in part
-    }
-    return list(by_identity.values())
+    return list({identity(row): row for part in parts for row in part}.values())
 
 
 def read_json(path: pathlib.Path) -> list[dict]:

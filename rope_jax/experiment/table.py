@@ -210,6 +210,7 @@ def _names(rows: list[dict]) -> tuple[str, ...]:
     names = ["encoding", "trained"]
     names += ["budget"] if several_budgets(rows) else []
     names += ["context"] if any(row["control"] for row in rows) else []
+    names += ["corpus"] if len({row["corpus"] for row in rows}) > 1 else []
     return tuple(names)
 
 
@@ -219,6 +220,7 @@ def _key(row: dict, names: tuple[str, ...]) -> tuple[str, ...]:
         "trained": str(row["train_length"]),
         "budget": budget_text(row["trained_bytes"]),
         "context": row["control"],
+        "corpus": row["corpus"],
     }
     return tuple(texts[name] for name in names)
 

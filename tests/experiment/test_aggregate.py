@@ -46,8 +46,12 @@ def test_what_is_not_the_same_is_not_mixed(rows_of):
     rows = rows_of("rope", [2.0] * 5) + rows_of("rope", [3.0] * 5, train_length=256)
     rows += rows_of("rope", [4.0] * 5, scaling="ntk:4")
     rows += rows_of("rope", [5.0] * 5, trained_bytes=7, seed=1)
+    rows += rows_of("rope", [6.0] * 5, corpus="another")
+    rows += rows_of("rope", [7.0] * 5, distance=64)
     found = {(r["train_length"], r["scaling"], r["bpc"]) for r in aggregate(rows)}
     assert found == {
+        (128, "", 6.0),
+        (128, "", 7.0),
         (128, "", 2.0),
         (256, "", 3.0),
         (128, "ntk:4", 4.0),

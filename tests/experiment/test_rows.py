@@ -67,13 +67,25 @@ def test_other_files_are_refused(text, tmp_path):
 
 def test_a_measurement_replaces_itself_and_nothing_else(rows_of):
     """Lengths that are not measured again were scored on other bytes: they go."""
-    old = rows_of("rope", [1.0] * 5) + rows_of("rope", [2.0] * 5, scaling="ntk:4")
-    old += rows_of("rope", [3.0] * 5, protocol="sliding")
+    old = rows_of("rope", [1.0] * 5) + rows_of("rope", [3.0] * 5, protocol="sliding")
     old += rows_of("rope", [4.0] * 5, split="test")
     new = rows_of("rope", [5.0, 6.0], lengths=(128, 256))
     merged = merge(old, new)
-    assert [row["bpc"] for row in merged] == [2.0] * 5 + [3.0] * 5 + [4.0] * 5 + [5, 6]
+    assert [row["bpc"] for row in merged] == [3.0] * 5 + [4.0] * 5 + [5, 6]
     assert merge(merged, new) == merged
+
+
+def test_other_scalings_stay_where_the_bytes_are_seen_to_be_the_same(rows_of):
+    plain = rows_of("rope", [1.0] * 5) + rows_of("learned", [1.0, *[None] * 4])
+    scaled = rows_of("rope", [2.0] * 5, scaling="ntk:4")
+    new = rows_of("rope", [1.0 + 1e-7] * 5) + plain[5:]
+    new += rows_of("rope", [3.0] * 5, scaling="yarn:4")
+    assert merge(plain + scaled, new) == scaled + new
+    # Other values of the unchanged model: other bytes, or other weights.
+    other = rows_of("rope", [1.001] * 5) + plain[5:]
+    assert merge(plain + scaled, other) == other
+    later = rows_of("rope", [1.0] * 5, trained_bytes=9) + plain[5:]
+    assert merge(plain + scaled, later) == later
 
 
 def test_of_two_files_the_later_wins(rows_of):

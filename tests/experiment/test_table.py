@@ -111,3 +111,58 @@ def test_linear_attention_is_told_apart_from_softmax(rows_of):
     assert ["rope", "128", "0", *["2.000±.070"] * 5] in lines
     assert ["rope", "linear", "128", "0", *["3.000±.070"] * 5] in lines
     assert not any("mean" in line for line in lines)
+
+
+def test_corpora_are_told_apart(rows_of):
+    rows = rows_of("rope", [2.0] * 5, corpus="one") + rows_of("rope", [3.0] * 5)
+    lines = [line.split() for line in table.format_table(rows).splitlines()]
+    assert ["rope", "128", "one", "0", *["2.000±.070"] * 5] in lines
+    assert ["rope", "128", "0", *["3.000±.070"] * 5] in lines
+    assert not any("mean" in line for line in lines)
+
+
+def test_the_headline_says_what_was_fed_and_how_sure_it_is(rows_of):
+    fed = {"standard_error": 0.03, "stride": None, "train_length": 256}
+    rows = [r | {"window": r["length"]} for r in rows_of("rope", [2.5] * 5, seed=3)]
+    rows += [row | fed for row in rows]
+    head = table.headline(rows)
+    assert head[1].startswith("trained at 128 to 256 bytes of context")
+    assert head[1].endswith(", float32, seed 3")
+    assert head[2] == "windows of 128 to 2,048 bytes, apart, standard error 0.0300"
+    for row in rows:
+        row["stride"] = row["length"] // 4
+    assert "2,048 bytes, 32 to 512 bytes from one to the next" in table.headline(rows)[2]
+
+
+def test_controls_have_lines_of_their_own_and_a_block_of_gains(rows_of):
+    rows, short = [], {"lengths": (128, 256), "protocol": "control"}
+    for seed, gain in enumerate((0.125, 0.375)):
+        rows += rows_of("alibi", [3.0, 2.5], seed=seed, control="real", **short)
+        gains = {"gain": gain, "gain_low": gain - 0.05, "gain_high": gain + 0.05}
+        one = {"lengths": (256,), "protocol": "control", "control": "masked"}
+        rows += rows_of("alibi", [2.5 + gain], seed=seed, **one, **gains)
+    text = table.format_table(rows)
+    lines = [line.split() for line in text.splitlines()]
+    assert lines.count(["encoding", "trained", "context", "seed", "128", "256"]) == 2
+    assert ["alibi", "128", "real", "1", "3.000±.070", "2.500±.070"] in lines
+    assert ["alibi", "128", "masked", "1", "2.875±.070"] in lines
+    _, gains = text.split("bits per byte lost by that context")
+    half = (0.05**2 + (12.7062 * 0.125) ** 2) ** 0.5  # t(0.975) with 1 degree
+    assert [line.split() for line in gains.splitlines()[1:6]] == [
+        ["encoding", "trained", "context", "seed", "256"],
+        ["alibi", "128", "masked", "0", "+0.125±.050"],
+        ["alibi", "128", "masked", "1", "+0.375±.050"],
+        ["alibi", "128", "masked", "mean", f"+0.250±{half:.3f}"],
+        ["alibi", "128", "masked", "sd", "0.177"],
+    ]
+    assert "lost by" not in table.format_table(rows_of("rope", [2.0] * 5))
+
+
+def test_a_model_changed_for_the_evaluation_has_a_line_of_its_own(rows_of):
+    rows = rows_of("rope", [2.0] * 5) + rows_of("rope", [3.0] * 5, scaling="yarn:4")
+    text = table.format_table(rows)
+    lines = [line.split() for line in text.splitlines()]
+    assert ["rope", "+yarn:4", "128", "0", *["3.000±.070"] * 5] in lines
+    assert ["rope", "128", "0", *["2.000±.070"] * 5] in lines
+    assert "differences are to the unchanged" in " ".join(text.split())
+    assert "unchanged" not in table.format_table(rows_of("rope", [2.0] * 5))
