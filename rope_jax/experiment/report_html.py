@@ -153,8 +153,8 @@ def _claims(rows: list[dict]) -> str:
     return (
         "<h2>Published claims, held against these rows</h2><p>A claim agrees or "
         "disagrees only where a whole 95 % interval, in bits per byte, lies on one "
-        "side of its limit. Published numbers are of larger models and other texts: "
-        "the limits are about shapes.</p>"
+        "side of its limit; with one seed that covers the bytes alone. Published "
+        "numbers are of larger models and other texts: the limits are about shapes.</p>"
         f"<div class=wide><table>{head}{''.join(lines)}</table></div>"
     )
 

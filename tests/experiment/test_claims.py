@@ -49,10 +49,28 @@ def test_what_the_rows_are_not_about_is_left_out(rows_of):
     assert judge(rows_of("rope", [2.0] * 5, scaling="yarn:4")) == []
 
 
-def test_fire_is_claimed_both_ways(rows_of):
-    found = outcomes(rows_of("fire", [2.0, 2.1, 4.0, 5.0, 6.0]))
-    assert found["FIRE breaks within four times its length"] == AGREES
-    assert found["FIRE stays flat to four times its length"] == DISAGREES
+def test_kerple_is_claimed_both_ways(rows_of):
+    found = outcomes(rows_of("kerple", [2.0, 2.0, 2.1, 2.2, 2.3]))
+    assert found["KERPLE has risen at sixteen times its length"] == AGREES
+    assert found["KERPLE stays flat to the longest length"] == DISAGREES
+
+
+def test_a_gain_without_overlap_alone(rows_of):
+    text = "ALiBi's gain from longer windows comes from windows that do not overlap"
+    falls = rows_of("alibi", [2.0, 1.9, 1.85, 1.82, 1.8], protocol="nonoverlap")
+    assert text not in outcomes(falls)  # nothing to compare it with
+    assert outcomes(falls + rows_of("alibi", [2.0] * 5))[text] == AGREES
+    # Where the same bytes gain as much, the windows are not the reason.
+    same = rows_of("alibi", [2.0, 1.9, 1.8, 1.7, 1.6])
+    assert outcomes(falls + same)[text] == DISAGREES
+    flat = rows_of("alibi", [2.0] * 5, protocol="nonoverlap")
+    assert outcomes(flat + rows_of("alibi", [2.0] * 5))[text] == OPEN
+
+
+def test_corpora_are_judged_apart(rows_of):
+    rows = rows_of("rope", [2.0, 2.4, 3, 4, 5]) + rows_of("rope", [2.0] * 5, corpus="x")
+    found = [j[2].outcome for j in judge(rows) if "twice its length" in j[0].text]
+    assert found == [AGREES, DISAGREES]
 
 
 def test_budgets_are_compared_at_the_longest_length(rows_of):
@@ -60,7 +78,7 @@ def test_budgets_are_compared_at_the_longest_length(rows_of):
     rows += rows_of("fox", [2.0, 2.0, 2.0, 2.1, 2.4], trained_bytes=10**7)
     judged = [j for j in judge(rows) if j[0].text.startswith("more training")]
     ((_, runs, verdict),) = judged
-    assert runs == "trained at 128, 10 MB" and verdict.outcome == AGREES
+    assert runs == "trained at 128, 10 MB, 1 seed" and verdict.outcome == AGREES
     assert verdict.evidence.startswith("1 MB and 10 MB: fox +0.020")
 
 
@@ -72,7 +90,14 @@ def test_context_that_is_not_used(rows_of):
     assert outcomes(rows)[text] == AGREES
     rows += rows_of("alibi", [2.0] * 5, control="shuffled", **gains)
     assert outcomes(rows)[text] == DISAGREES
-    assert verdicts(rows)[text].evidence.startswith("shuffled: alibi +0.300")
+    assert "; shuffled: alibi +0.300" in verdicts(rows)[text].evidence
+    # The other condition may be small and yet leave the question open.
+    for row in rows:
+        wide = row["control"] == "shuffled"
+        row |= {"gain": -0.01, "gain_low": -0.3 if wide else -0.02}
+        row["gain_high"] = 0.3 if wide else 0.0
+    rows[4]["gain"] = 0.0
+    assert outcomes(rows)[text] == OPEN
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,9 @@ def test_the_headline_says_what_was_fed_and_how_sure_it_is(rows_of):
     assert head[2] == "windows of 128 to 2,048 bytes, apart, standard error 0.0300"
     for row in rows:
         row["stride"] = row["length"] // 4
-    assert "2,048 bytes, 32 to 512 bytes from one to the next" in table.headline(rows)[2]
+    assert (
+        "2,048 bytes, 32 to 512 bytes from one to the next" in table.headline(rows)[2]
+    )
 
 
 def test_controls_have_lines_of_their_own_and_a_block_of_gains(rows_of):
