@@ -30,24 +30,15 @@ from rope_jax.experiment.data import sources
 from rope_jax.experiment.data.task_source import Task
 from rope_jax.experiment.measurement import (
     Scores,
-    measure,
     reference,
     score_cells,
     summarize,
 )
 from rope_jax.experiment.mesh import make_mesh, param_shardings
-from rope_jax.experiment.protocols import PROTOCOLS, plan
+from rope_jax.experiment.protocols import check_options, plan
 from rope_jax.experiment.rows import complete, merge, read_json
 from rope_jax.experiment.scoring import ModelApply
 from rope_jax.nn.config import DecoderConfig
-
-__all__ = [
-    "PROTOCOLS",
-    "check",
-    "evaluate_run",
-    "evaluate_workdir",
-    "measure",
-]
 
 
 def check(config: EvalConfig, corpus: sources.Corpus | Task, train_length: int) -> None:
@@ -55,11 +46,6 @@ def check(config: EvalConfig, corpus: sources.Corpus | Task, train_length: int) 
     scalings.check(config.scaling)
     if isinstance(corpus, Task):
         task_evaluation.check(config, corpus)
-        if config.scaling:
-            raise ValueError(
-                "--scaling (in train.py --config.eval.scaling) must be empty for a "
-                f"task, got {','.join(config.scaling)}"
-            )
         return
     plan(len(_split(corpus, config)), config, train_length)
 
@@ -84,9 +70,10 @@ def evaluate_run(
         present, splits batches over all of them.
 
     Returns:
-      Rows with the keys of `measure` (of a task, of `task_evaluation.measure`, and
-      its lengths are in the task's units), and encoding, attention, scaling, seed,
-      protocol, split, train_length, step, trained_bytes, dtype and corpus. `scaling`
+      Rows with the keys of `measurement.measure` (of a task, of
+      `task_evaluation.measure`, and its lengths are in the task's units), and
+      encoding, attention, scaling, seed, protocol, split, train_length, step,
+      trained_bytes, dtype and corpus. `scaling`
       is "" for the model as it was trained, and the text of the change otherwise; all
       differences are to the unchanged model at its training length, on the same bytes.
 
@@ -224,34 +211,39 @@ def evaluate_workdir(
     """Evaluate every run below a directory; print and write the results.
 
     Writes what `report.write` does into the workdir: extrapolation.json, .csv and
-    .png, and a report. Rows that are there from other protocols, splits or scalings
-    stay; remove extrapolation.json to start afresh. A run whose training failed has
-    rows without values, with the reason.
+    .png, and a report. Rows that are there from other protocols and splits stay, and
+    those of other scalings where the bytes are the same (see `rows.merge`); remove
+    extrapolation.json to start afresh. A run whose training failed has rows without
+    values, with the reason.
 
     Args:
       workdir: a run, or a directory above runs.
       eval_config: what to measure; None takes what the first run was configured with.
       corpus: one that is loaded already; it serves the runs that were trained on it.
-      **changes: fields of EvalConfig that replace those.
+      **changes: fields of EvalConfig that replace those; one that the protocol does
+        not read is refused.
 
     Returns:
       The rows of this evaluation, as they stand in extrapolation.json.
 
     Raises:
       FileNotFoundError: no checkpoint.
-      ValueError: before any model is touched; as for `evaluate_run`.
+      ValueError: before any model is touched; as for `evaluate_run`, or two runs
+        differ in nothing that a row says.
     """
     found = run_directory.find_runs(workdir)
     runs = {run: run_directory.load_config(run) for run in found}
     runs = dict(sorted(runs.items(), key=_order))
     eval_config = eval_config or next(iter(runs.values())).eval
     eval_config = dataclasses.replace(eval_config, **changes)
+    check_options(eval_config.protocol, changes)
     # Every run at every training length, so that all have the same columns.
     if lengths := tuple(eval_config.lengths):
         trained = {c.data.train_length for c in runs.values()} - set(lengths)
         lengths += tuple(sorted(trained))
         eval_config = dataclasses.replace(eval_config, lengths=lengths)
     failed = {run: runs.pop(run) for run in found if run_directory.failure(run)}
+    _check_apart(runs)
     corpora = _corpora(runs, corpus)
     for run, config in runs.items():
         check(eval_config, corpora[run], config.data.train_length)
@@ -275,16 +267,29 @@ def evaluate_workdir(
     return rows
 
 
+def _check_apart(runs: dict[pathlib.Path, Config]) -> None:
+    """Raise ValueError for two runs whose rows nothing would tell apart."""
+    seen: dict[tuple, pathlib.Path] = {}
+    for run, config in runs.items():
+        about = _about(config, config.eval, "", config.train.steps) | {"step": 0}
+        other = seen.setdefault((*about.values(), checkpoint.corpus_sha256(run)), run)
+        if other != run:
+            raise ValueError(
+                f"--workdir holds two runs of one encoding, seed, budget and length: "
+                f"{other} and {run}; evaluate them apart"
+            )
+
+
 def _failed(
     reason: str, config: Config, eval_config: EvalConfig, measured: list[dict]
 ) -> list[dict]:
     """Rows without values for a run that failed, wherever its neighbours have some."""
-    trained, cell = (
-        config.data.train_length,
-        ("scaling", "control", "length", "distance"),
-    )
+    trained = config.data.train_length
+    cell = ("scaling", "control", "length", "distance")
     lengths = eval_config.lengths or [n * trained for n in eval_config.multiples]
     nobody = dict.fromkeys(task_evaluation.MEASURED) | {"corpus": "", "window": None}
+    if eval_config.protocol == task_evaluation.PROTOCOL:
+        nobody["examples"] = eval_config.examples
     kin = [complete(row) for row in measured if row["train_length"] == trained]
     kin = kin or [
         complete(nobody | {"length": length}) for length in sorted({*lengths, trained})
@@ -294,6 +299,6 @@ def _failed(
     about["reason"] = f"training failed: {reason}"
     like = {tuple(row[name] for name in cell): row for row in kin}
     return [
-        dict.fromkeys(row) | {name: row[name] for name in cell} | about
+        dict.fromkeys(row) | about | {name: row[name] for name in cell}
         for row in like.values()
     ]

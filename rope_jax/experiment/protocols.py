@@ -18,14 +18,14 @@ that power, per byte as well.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from rope_jax.experiment.anchors import anchored, last_token
 from rope_jax.experiment.config import EvalConfig
 from rope_jax.experiment.controls import control, window_cap
-from rope_jax.experiment.plans import Cell, Request, Windows
+from rope_jax.experiment.plans import Cell, Request, Windows, flag
 from rope_jax.experiment.probes import induction
 
 # Stretches of text that the intervals resample, where a protocol scores all bytes.
@@ -104,6 +104,35 @@ PROTOCOLS: dict[str, Protocol] = {
     "window_cap": window_cap,
     "induction": induction,
 }
+
+_BLOCKS = ("anchored", "last_token", "control", "window_cap", "induction")
+_EVERYTHING = ("nonoverlap", "sliding", "per_position")
+# Options that not every protocol reads, and which do.
+_READ_BY = {
+    "anchors": _BLOCKS,
+    "block": tuple(name for name in PROTOCOLS if name != "last_token"),
+    "reach": _BLOCKS,
+    "stride": ("sliding", "per_position"),
+    "max_bytes": _EVERYTHING,
+    "examples": ("task",),
+}
+
+
+def check_options(protocol: str, chosen: Iterable[str]) -> None:
+    """Raise ValueError, naming the flag, for an option that would have no effect.
+
+    Args:
+      protocol: one of `PROTOCOLS`; another name is left to `plan` to refuse, and a
+        task to `task_evaluation.check`.
+      chosen: the fields of EvalConfig that a user set.
+    """
+    for name in chosen:
+        readers = _READ_BY.get(name, PROTOCOLS)
+        if protocol in PROTOCOLS and protocol not in readers:
+            raise ValueError(
+                f"{flag(name)} would have no effect on the protocol {protocol!r}; it "
+                f"is an option of {', '.join(readers)}"
+            )
 
 
 def plan(size: int, config: EvalConfig, train_length: int) -> list[Cell]:

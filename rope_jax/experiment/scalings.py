@@ -18,6 +18,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
+from rope_jax.experiment.plans import flag
 from rope_jax.nn.config import DecoderConfig
 from rope_jax.nn.encodings import ENCODINGS
 from rope_jax.nn.rotations import Rope
@@ -35,7 +36,7 @@ _CHANGES: dict[str, tuple[tuple[str, ...], str]] = {
     "logn": ((), "temperature"),
     "window": (("window",), "window"),
 }
-_FLAG = "--scaling (in train.py --config.eval.scaling)"
+_FLAG = flag("scaling")
 
 Change = tuple[str, dict[str, float]]
 

@@ -37,7 +37,7 @@ from rope_jax.experiment import (
 from rope_jax.experiment.cached_scoring import CachedApply
 from rope_jax.experiment.config import EvalConfig
 from rope_jax.experiment.errors import RunError
-from rope_jax.experiment.evaluation import measure
+from rope_jax.experiment.measurement import measure
 from rope_jax.nn import decoding
 
 # Each more is quicker, and begins without context: with a small model some 15 bits.
@@ -63,7 +63,7 @@ def score(
       step: of the checkpoint; None is the newest.
 
     Returns:
-      A row as of `evaluation.measure`.
+      A row as of `measurement.measure`.
 
     Raises:
       FileNotFoundError: no run or no checkpoint.

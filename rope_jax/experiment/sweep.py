@@ -7,7 +7,13 @@ import pathlib
 import sys
 from collections.abc import Collection
 
-from rope_jax.experiment import evaluation, init_from, run_directory, training
+from rope_jax.experiment import (
+    evaluation,
+    init_from,
+    protocols,
+    run_directory,
+    training,
+)
 from rope_jax.experiment.config import Config, SweepConfig, parse, resolve
 from rope_jax.experiment.data import sources
 from rope_jax.experiment.errors import RunError
@@ -47,8 +53,8 @@ def select(config: Config, chosen: Collection[str]) -> Config:
       chosen: the fields that the user set, such as "model.encoding".
 
     Raises:
-      ValueError: two fields that say the same thing were both chosen, or an option
-        of an encoding that is not in the grid.
+      ValueError: two fields that say the same thing were both chosen, an option of
+        an encoding that is not in the grid, or one that the protocol does not read.
     """
     config = copy.deepcopy(config)
     for group, name, grid in (
@@ -71,6 +77,8 @@ def select(config: Config, chosen: Collection[str]) -> Config:
                 "lengths to evaluate; give one of them"
             )
         config.eval.lengths = ()
+    of_eval = (name.removeprefix("eval.") for name in chosen if name[:5] == "eval.")
+    protocols.check_options(config.eval.protocol, of_eval)
     names = config.sweep.encodings or (config.model.encoding,)
     used = {group for name in names for group in _options(name)}
     used |= {"linear"} if config.model.attention == "linear" else set()

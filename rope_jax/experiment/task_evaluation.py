@@ -28,20 +28,20 @@ from rope_jax.experiment.config import EvalConfig
 from rope_jax.experiment.data.task_source import TEST_STREAMS, Task, rows
 from rope_jax.experiment.data.tasks import TASKS, Example
 from rope_jax.experiment.loss import token_nats
-from rope_jax.experiment.plans import Windows
+from rope_jax.experiment.plans import Windows, flag
 from rope_jax.experiment.scoring import Apply, score
 
 PROTOCOL = "task"
 SOLVED = 0.9  # the exact match at which a length counts as solved
 _NORMAL = 1.959963984540054  # quantile of 97.5 %
 # Options of the other protocols.
-_OF_TEXT = ("multiples", "anchors", "block", "reach", "stride", "max_bytes")
+_OF_TEXT = ("multiples", "anchors", "block", "reach", "stride", "max_bytes", "scaling")
 
 # What a row without a value knows nothing of.
 MEASURED = (
     *("bpc", "bpc_low", "bpc_high", "standard_error", "perplexity"),
     *("delta", "delta_low", "delta_high", "gain", "gain_low", "gain_high", "distance"),
-    *("exact_match", "exact_low", "exact_high", "token_accuracy"),
+    *("exact_match", "exact_low", "exact_high", "token_accuracy", "longest_solved"),
 )
 
 
@@ -50,8 +50,8 @@ def check(config: EvalConfig, task: Task) -> None:
 
     def require(ok, name, what):
         if not ok:
-            flag = f"--{name} (in train.py --config.eval.{name})"
-            raise ValueError(f"{flag} must be {what}, got {getattr(config, name)!r}")
+            got = getattr(config, name)
+            raise ValueError(f"{flag(name)} must be {what}, got {got!r}")
 
     require(config.protocol == PROTOCOL, "protocol", f"{PROTOCOL!r} for a task")
     splits = f"one of {', '.join(TEST_STREAMS)}"

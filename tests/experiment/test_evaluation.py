@@ -210,6 +210,38 @@ def test_d04_lengths_beyond_the_data_raise_before_any_model(workdir, monkeypatch
         evaluate_workdir(workdir, protocol="anchor")
 
 
+def test_two_runs_that_rows_would_not_tell_apart_are_refused(workdir, tmp_path):
+    for name in ("first", "second"):
+        shutil.copytree(workdir / "alibi-seed0", tmp_path / name / "alibi-seed0")
+    with pytest.raises(ValueError, match=r"two runs of .*/first/.* and .*/second/"):
+        evaluate_workdir(tmp_path)
+
+
+def test_an_option_that_the_protocol_does_not_read_is_refused(workdir):
+    with pytest.raises(ValueError, match=r"--stride .* no effect on .* 'anchored'"):
+        evaluate_workdir(workdir, stride=8)
+
+
+def test_a_run_that_failed_has_a_row_for_each_of_its_neighbours_scalings(
+    workdir, tmp_path
+):
+    shutil.copytree(workdir / "alibi-seed0", tmp_path / "alibi-seed0")
+    config = run_directory.load_config(workdir / "learned-seed0")
+    run_directory.save_config(config, tmp_path / "learned-seed0")
+    run_directory.save_failure(tmp_path / "learned-seed0", "it was too hot")
+    rows = evaluate_workdir(tmp_path, scaling=("window:16",))
+    found = [
+        (row["encoding"], row["scaling"], row["length"], row["bpc"] is None)
+        for row in rows
+    ]
+    cells = [(scaling, n) for scaling in ("", "window:16") for n in (32, 64)]
+    assert found == [
+        *(("alibi", *cell, False) for cell in cells),
+        *(("learned", *cell, True) for cell in cells),
+    ]
+    assert rows[-1]["reason"] == "training failed: it was too hot"
+
+
 def test_a_run_is_evaluated_on_its_own_mesh(workdir, tmp_path, monkeypatch):
     """Sharded as it was trained, with the same numbers; or on what is there."""
     run = shutil.copytree(workdir / "alibi-seed0", tmp_path / "run")

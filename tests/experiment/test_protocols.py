@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rope_jax.experiment.config import EvalConfig
-from rope_jax.experiment.protocols import PROTOCOLS, plan
+from rope_jax.experiment.protocols import PROTOCOLS, check_options, plan
 
 
 def planned(protocol, size, lengths, train_length=None, **options):
@@ -159,3 +159,26 @@ def test_the_longest_length_that_an_error_names_is_possible(protocol, longest):
     assert cells[-1].length == longest
     with pytest.raises(ValueError, match="--lengths"):
         planned(protocol, 1000, (longest + 2,), **options)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "name", "readers"),
+    [
+        ("anchored", "stride", "sliding, per_position"),
+        ("induction", "max_bytes", "nonoverlap, sliding, per_position"),
+        ("last_token", "block", "anchored, nonoverlap, sliding, per_position, contr"),
+        ("sliding", "anchors", "anchored, last_token, control, window_cap, induction"),
+        ("nonoverlap", "reach", "anchored, last_token"),
+        ("control", "examples", "task"),
+    ],
+)
+def test_d04_an_option_without_effect_is_named(protocol, name, readers):
+    message = f"--{name} .*no effect on the protocol '{protocol}'; .* of {readers}"
+    with pytest.raises(ValueError, match=message):
+        check_options(protocol, ["lengths", name])
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_options_without_a_note_are_every_protocols_own(protocol):
+    check_options(protocol, ["lengths", "split", "batch_tokens", "scaling", "seed"])
+    check_options("task", ["stride"])  # a task's own check says more

@@ -174,6 +174,12 @@ def test_two_ways_to_say_one_thing_are_refused(config):
         sweep.select(config, ["eval.multiples", "eval.lengths"])
 
 
+def test_an_option_that_the_protocol_does_not_read_is_refused(config):
+    assert sweep.select(config, ["eval.anchors", "model.num_layers"]) == config
+    with pytest.raises(ValueError, match=r"eval\.stride\) would have no effect on the"):
+        sweep.select(config, ["eval.stride"])
+
+
 def test_options_of_linear_attention_need_linear_attention(config):
     chosen = ("model.linear.num_features",)
     with pytest.raises(ValueError, match=r"neither model\.attention 'softmax' nor any"):

@@ -13,6 +13,7 @@ from rope_jax.experiment.config import Config, EvalConfig, MeshConfig, resolve
 from rope_jax.experiment.data.task_source import Task
 from rope_jax.experiment.data.tasks import TaskOptions
 from rope_jax.experiment.mesh import make_mesh
+from rope_jax.experiment.protocols import plan
 from rope_jax.experiment.task_evaluation import check, measure, wilson
 from rope_jax.nn.config import DecoderConfig
 
@@ -155,6 +156,7 @@ def test_wilson_against_its_definition():
         ({"split": "train"}, "--split .* must be one of validation, test, got 'train'"),
         ({"examples": 0}, "--examples .* must be at least 1, got 0"),
         ({"stride": 8}, "--stride .* must be left at 0: it has no effect .*, got 8"),
+        ({"scaling": ("logn",)}, r"--scaling .* must be left at \(\): it has no eff"),
         ({"lengths": ()}, "--lengths .* must be different numbers of pairs"),
         ({"lengths": (3, 3)}, "--lengths .* must be different numbers of pairs"),
         ({"lengths": (3, 17)}, r"from 1 to 16 for mqar, got \(3, 17\)"),
@@ -167,7 +169,7 @@ def test_d04_what_cannot_be_evaluated_is_named(change, message):
 
 def test_a_text_has_no_task_to_evaluate():
     with pytest.raises(ValueError, match=r"--protocol .*must be one of anchored"):
-        evaluation.plan(10_000, EVAL, 32)
+        plan(10_000, EVAL, 32)
 
 
 @pytest.fixture(scope="module")
