@@ -179,7 +179,7 @@ def gain(rows: list[dict]) -> Figure:
 
 
 def budget(rows: list[dict]) -> Figure:
-    """The loss at the longest common length against the bytes seen in training.
+    """The loss at the longest length against the bytes seen in training.
 
     A panel for each training length. Where a line rises, more training made
     extrapolation worse.
