@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from rope_jax.functional.attention_blockwise import absorb
 from rope_jax.functional.attention_request import align_bias, products
-from rope_jax.functional.distance import relative_positions, to_rank
+from rope_jax.functional.distance import relative_positions
 from rope_jax.nn.cache import (
     NOT_HELD,
     Rolling,
@@ -147,8 +147,8 @@ def attend(
         logits = _logits(queries.vectors, *rest)
         if queries.to_sinks is not None:
             near = _logits(queries.to_sinks, *rest)
-            sinks = j * size + jnp.arange(size) < rolling.sinks
-            logits = jnp.where(to_rank(sinks, logits.ndim), near, logits)
+            sinks = block.index < rolling.sinks  # the last block begins before j * size
+            logits = jnp.where(sinks[:, None, None, None], near, logits)
         lag = relative_positions(view.index, block.index)
         seen = (lag <= 0) & (lag > -window) if window else lag <= 0
         logits = jnp.where(seen[:, None, None], logits, -jnp.inf)

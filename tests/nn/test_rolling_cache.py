@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from rope_jax.nn import cached_attention
 from rope_jax.nn.biases import FireOptions
 from rope_jax.nn.cache import Rolling
 from rope_jax.nn.config import DecoderConfig
@@ -62,6 +63,19 @@ def test_a_layer_sees_the_sinks_and_the_window_as_a_row_of_their_own(encoding, s
         np.testing.assert_allclose(logits[0, t], alone[0], atol=1e-5)
         if t < 11:
             np.testing.assert_allclose(logits[1, t], alone[1], atol=1e-5)
+
+
+def test_sinks_in_the_last_block_of_slots(monkeypatch):
+    """Blocks of 4 slots for nine sinks and one more: the last block has 6 to 9."""
+    monkeypatch.setattr(cached_attention, "_BLOCK_ON_CPU", 4)
+    model = build("rope")
+    cache = init_cache(model, 2, rolling=Rolling(9, 1))
+    logits, _ = jax.jit(lambda tokens, cache: extend(model, tokens, cache))(
+        TOKENS, cache
+    )
+    row = jnp.concatenate([TOKENS[:, :9], TOKENS[:, 13:]], axis=1)
+    alone = jax.jit(Decoder.__call__)(model, row)[:, -1]
+    np.testing.assert_allclose(logits[:, 13], alone, atol=1e-5)
 
 
 def test_token_by_token_is_the_same_however_far_the_row_has_come():
