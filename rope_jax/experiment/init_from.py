@@ -40,17 +40,20 @@ def inherit(config: Config, run_dir: pathlib.Path) -> Config:
 def source(config: Config) -> pathlib.Path:
     """The run that a run starts from: `init_from`, or the one of its name in there.
 
+    That is ENCODING-seedN or, in a sweep of several budgets, ENCODING-stepsS-seedN of
+    as many steps as the new run.
+
     Raises:
       ValueError: naming the flag; neither is a run.
     """
     path = run_directory.absolute(config.init_from, _FLAG)
-    inside = path / run_directory.name_of(config)
-    for run in (path, inside):
+    names = [run_directory.name_of(config, by_steps=some) for some in (False, True)]
+    for run in (path, *(path / name for name in names)):
         if (run / "config.json").exists():
             return run
     raise ValueError(
         f"{_FLAG} must be the directory of a run, which holds config.json and "
-        f"checkpoints/, or hold one named {inside.name}; got {path}"
+        f"checkpoints/, or hold one named {' or '.join(names)}; got {path}"
     )
 
 

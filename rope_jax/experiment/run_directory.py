@@ -56,9 +56,13 @@ def absolute(path: str | os.PathLike, flag: str = "--workdir") -> pathlib.Path:
     return path
 
 
-def name_of(config: Config) -> str:
-    """The name of a run's directory in a sweep's."""
-    return f"{config.model.encoding}-seed{config.train.seed}"
+def name_of(config: Config, *, by_steps: bool = False) -> str:
+    """The name of a run's directory in a sweep's: ENCODING-seedN.
+
+    With `by_steps` it is ENCODING-stepsS-seedN, as in a sweep of several budgets.
+    """
+    budget = f"-steps{config.train.steps}" if by_steps else ""
+    return f"{config.model.encoding}{budget}-seed{config.train.seed}"
 
 
 def save_config(config: Config, run_dir: pathlib.Path) -> None:

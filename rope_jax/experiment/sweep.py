@@ -31,13 +31,13 @@ def runs(config: Config) -> dict[str, Config]:
     for encoding, steps, seed in itertools.product(
         sweep.encodings, sweep.steps, sweep.seeds
     ):
-        budget = f"-steps{steps}" if len(sweep.steps) > 1 else ""
-        grid[f"{encoding}{budget}-seed{seed}"] = dataclasses.replace(
+        one = dataclasses.replace(
             config,
             model=dataclasses.replace(config.model, encoding=encoding),
             train=dataclasses.replace(config.train, seed=seed, steps=steps),
             sweep=SweepConfig((encoding,), (seed,), (steps,)),
         )
+        grid[run_directory.name_of(one, by_steps=len(sweep.steps) > 1)] = one
     return grid
 
 

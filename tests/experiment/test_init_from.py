@@ -17,9 +17,9 @@ from rope_jax.experiment.checkpoint import (
     load_params,
     with_shardings,
 )
-from rope_jax.experiment.config import Config, EvalConfig, MeshConfig
+from rope_jax.experiment.config import Config, EvalConfig, MeshConfig, parse
 from rope_jax.experiment.data import pipeline, sources
-from rope_jax.experiment.init_from import inherit, load
+from rope_jax.experiment.init_from import inherit, load, source
 from rope_jax.experiment.loss import cross_entropy
 from rope_jax.experiment.mesh import make_mesh, param_shardings
 from rope_jax.experiment.run_directory import load_config
@@ -182,7 +182,10 @@ def test_derived_lengths_are_those_of_the_source(base, trained, tmp_path):
             {"qk_norm": True},
             r"key_norm/scale is absent there and float32\[1, 8\] here",
         ),
-        ({"encoding": "alibi"}, r"hold one named alibi-seed0; got"),
+        (
+            {"encoding": "alibi"},
+            r"hold one named alibi-seed0 or alibi-steps2-seed0; got",
+        ),
     ],
 )
 def test_d04_parameters_that_do_not_fit_are_named(
@@ -195,6 +198,22 @@ def test_d04_parameters_that_do_not_fit_are_named(
         with pytest.raises(ValueError, match=r"--config\.init_from.*" + message):
             begin(config, tmp_path / "runs" / "run")
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_source_has_the_name_of_the_run_in_its_sweep(base, tmp_path):
+    """With several budgets it is the one of as many steps; a plain name goes first."""
+    config = yarn(base, tmp_path)
+    config.sweep.steps = (2, 5)
+    grid = sweep.runs(parse(config))
+    for name in grid:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").touch()
+    assert list(grid) == ["rope-steps2-seed0", "rope-steps5-seed0"]
+    for name, one in grid.items():
+        assert source(one) == tmp_path / name
+    (tmp_path / "rope-seed0").mkdir()
+    (tmp_path / "rope-seed0" / "config.json").touch()
+    assert source(config) == tmp_path / "rope-seed0"
 
 
 def test_d04_a_source_that_is_none_is_named(base, trained, tmp_path):
