@@ -368,7 +368,14 @@ class Pope(Encoding):
     per_layer = True
 
     def __init__(self, config, *, rngs):
-        heads = config.num_kv_heads or config.num_heads
+        heads, usual = config.num_kv_heads or config.num_heads, RopeOptions()
+        for name in ("fraction", "layout", "scaling", "factor", "window", "group"):
+            value, only = getattr(config.rope, name), getattr(usual, name)
+            if value != only:
+                raise ValueError(
+                    f"model.rope.{name} must be {only!r} for encoding 'pope', which "
+                    f"takes only theta of model.rope; got {value!r}"
+                )
         self.theta = config.rope.theta
         params = contextual.init_pope(heads, config.head_dim, key=rngs.params())
         self.phase = nnx.Param(params["phase"])

@@ -118,6 +118,13 @@ def test_gradients_pass_through_both_scores():
         ({"window": 4}, {}, "window 4 needs the scaling rerope or self_extend"),
         (REROPE | {"group": 2}, {}, "group 2 needs the scaling self_extend, got"),
         (REROPE | {"factor": 2.0}, {}, "factor 2 needs a scaling other than 'rerope'"),
+        (REROPE, {"encoding": "pope"}, "scaling must be 'none' for encoding 'pope'"),
+        ({"fraction": 0.5}, {"encoding": "pope"}, "rope.fraction must be 1.0 for enc"),
+        (
+            {"layout": "interleaved"},
+            {"encoding": "pope"},
+            "rope.layout must be 'half' for encoding 'pope', .*got 'interleaved'",
+        ),
         (REROPE, {"encoding": "xpos"}, "'rerope' does not fit encoding 'xpos'"),
         (REROPE, {"encoding": "prope"}, "scaling must be 'none' for encoding 'prope'"),
         (
