@@ -74,6 +74,11 @@ def unpack(content: bytes, name: str) -> tuple[Header, np.ndarray]:
     if check != zlib.crc32(content[: _FIELDS.size]):
         raise ValueError(f"{name} is damaged: the checksum of its header is wrong")
     header = Header(*fields)
+    streams = 1 <= header.streams <= max(1, header.length)
+    if not streams or not 1 <= header.stride <= header.context:
+        names = "streams", "context", "stride", "length"
+        numbers = ", ".join(f"{n}={getattr(header, n)}" for n in names)
+        raise ValueError(f"{name} is damaged: no file has {numbers}")
     size = HEADER_BYTES + 4 * header.words
     if len(content) != size:
         raise ValueError(f"{name} should have {size:,} bytes, got {len(content):,}")

@@ -134,6 +134,17 @@ def test_what_is_no_whole_file_is_refused(damage, words):
         compressed_file.unpack(damage(file), "F")
 
 
+@pytest.mark.parametrize(
+    ("numbers", "length"),
+    [((0, 16, 4), 5), ((6, 16, 4), 5), ((1, 16, 0), 5), ((1, 3, 4), 5), ((2, 1, 1), 0)],
+)
+def test_a_header_of_numbers_that_no_file_has_is_refused(numbers, length):
+    header = compressed_file.Header(*numbers, 7, length, 0, b"m" * 16, b"c" * 16)
+    file = compressed_file.pack(header, np.zeros(0, np.uint32))
+    with pytest.raises(ValueError, match=f"F is damaged: .*streams={numbers[0]}, "):
+        compressed_file.unpack(file, "F")
+
+
 @pytest.mark.parametrize("word", [0, 5, -1])
 def test_a_damaged_code_gives_an_error_and_no_content(model, word):
     header, code = unpacked(compress(TEXT, *model, rule(3), **ABOUT).file)
