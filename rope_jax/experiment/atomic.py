@@ -1,5 +1,6 @@
 """Files that are written at once: a reader never sees half of one."""
 
+import os
 import pathlib
 
 
@@ -9,7 +10,13 @@ def write_text(path: pathlib.Path, text: str) -> None:
 
 
 def write_bytes(path: pathlib.Path, content: bytes) -> None:
-    """Put a whole file in place, in one step, or leave what was there."""
-    partial = path.with_name(path.name + ".tmp")
-    partial.write_bytes(content)
-    partial.replace(path)
+    """Put a whole file in place, in one step, or leave what was there.
+
+    Until then it has a name that no other file or process will have.
+    """
+    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

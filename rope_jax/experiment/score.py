@@ -252,8 +252,10 @@ def _read(job: str) -> bytes:
 def _output(job: str, out: str) -> pathlib.Path:
     path = pathlib.Path(out).expanduser()
     source = pathlib.Path(flags.FLAGS[job].value).expanduser()
-    if path.is_dir() or not path.parent.is_dir():
+    if (path.exists() and not path.is_file()) or not path.parent.is_dir():
         raise ValueError(f"--out must be a file in a folder that exists, got {out!r}")
+    if not os.access(path.parent, os.W_OK):
+        raise ValueError(f"--out must be in a folder that is writable, got {out!r}")
     if path.exists() and path.samefile(source):
         raise ValueError(f"--out must be another file than --{job}, got {out!r}")
     return path
