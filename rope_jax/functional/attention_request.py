@@ -156,6 +156,19 @@ def products(query: jax.Array, key: jax.Array) -> jax.Array:
     return out.reshape(*out.shape[:-2], group_size, num_queries, out.shape[-1])
 
 
+def pair_products(query: jax.Array, key: jax.Array) -> jax.Array:
+    """`[..., N, T, S]` of queries `[..., T, N, H]` and keys `[..., S, K, H]`.
+
+    The same numbers as attention has, where N heads share K key heads.
+    """
+    *batch, length, heads, width = query.shape
+    groups = key.shape[-2]
+    query = jnp.swapaxes(query, -2, -3)
+    query = query.reshape(*batch, groups, heads // groups, length, width)
+    out = products(query, jnp.swapaxes(key, -2, -3))
+    return out.reshape(*batch, heads, length, key.shape[-3])
+
+
 def mix(weights: jax.Array, value: jax.Array) -> jax.Array:
     """`[..., K, G, T, V]` sums over keys, in float32 or better."""
     *_, group_size, num_queries, _ = weights.shape

@@ -13,7 +13,7 @@ Letters: T query time, S key time, N query heads, K key heads, H head dim.
 import jax
 import jax.numpy as jnp
 
-from rope_jax.functional.attention_request import products
+from rope_jax.functional.attention_request import pair_products
 from rope_jax.functional.distance import relative_positions, time_positions, to_rank
 from rope_jax.functional.frequency_set import check_count
 
@@ -124,18 +124,8 @@ def far_bias(
     >>> far_bias((ones, ones), (ones, 2 * ones), at, at, window=2, scale=1.0).tolist()
     [[[0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [2.0, 0.0, 0.0]]]
     """
-    change = (_products(*far) - _products(*near)) * scale
+    change = (pair_products(*far) - pair_products(*near)) * scale
     beyond = relative_positions(query_positions, key_positions) <= -window
     if beyond.ndim > 2:  # positions of each row: the heads go between
         beyond = jnp.expand_dims(beyond, -3)
     return jnp.where(to_rank(beyond, change.ndim), change, 0.0)
-
-
-def _products(query, key):
-    """`[..., N, T, S]` products, as attention computes them."""
-    *batch, length, heads, width = query.shape
-    groups = key.shape[-2]
-    query = jnp.swapaxes(query, -2, -3)
-    query = query.reshape(*batch, groups, heads // groups, length, width)
-    out = products(query, jnp.swapaxes(key, -2, -3))
-    return out.reshape(*batch, heads, length, key.shape[-3])

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 
 from rope_jax.functional import alibi, contextual, shaw
+from rope_jax.functional.attention_request import pair_products
 from rope_jax.nn.encoding import Encoding, as_arrays, as_params
 
 
@@ -163,9 +163,4 @@ def _rows(sums, places):
 
 def _logits(query, key):
     """Scaled products `[B, N, t, s]` of grouped heads, float32."""
-    batch, rows, heads, width = query.shape
-    grouped = query.reshape(batch, rows, key.shape[-2], -1, width)
-    products = jnp.einsum(
-        "btkgh,bskh->bkgts", grouped, key, preferred_element_type=jnp.float32
-    )
-    return products.reshape(batch, heads, rows, -1) * width**-0.5
+    return pair_products(query, key) * query.shape[-1] ** -0.5
