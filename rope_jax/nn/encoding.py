@@ -121,7 +121,13 @@ class Encoding(nnx.Module):
     def scores(self, query: Side, key: Side) -> BlockBias | None:
         """The term of the scaled scores, as a function of entries of both sides.
 
-        They are arrays of places in `query` and `key`, or slices.
+        Args:
+          query: T tokens.
+          key: S tokens.
+
+        Returns:
+          None, or a function of places in `query` and in `key`, each an array or a
+          slice, that gives float32 `[..., N, t, s]`, in nats.
         """
         if self.bias is None:
             return None
