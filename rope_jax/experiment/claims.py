@@ -49,6 +49,7 @@ class View:
         seeds = max((row["seeds"] for row in self.rows if self._own(row)), default=0)
         return (
             f"trained at {self.train_length:,}, {budget_text(self.trained_bytes)}, "
+            f"{self.rows[0]['split']}, "
             + ("1 seed" if seeds == 1 else f"{seeds} seeds")
         )
 
@@ -101,25 +102,20 @@ class Claim:
 
 
 def judge(rows: Iterable[dict]) -> list[tuple[Claim, str, Verdict]]:
-    """Every claim that the rows are about, for each corpus, training length and budget.
+    """Every claim that the rows are about, for each text, training length and budget.
 
     Args:
-      rows: rows of an evaluation, of any protocols and seeds; if of several splits,
-        test is taken.
+      rows: rows of an evaluation of text, of any protocols and seeds.
 
     Returns:
       (claim, which runs, verdict), in the order of `CLAIMS`.
     """
-    means = aggregate(rows)
-    splits = {row["split"] for row in means}
-    split = "test" if "test" in splits else next(iter(splits), None)
-    means = [row for row in means if row["split"] == split]
-    corpora: dict[str, list[dict]] = {}
-    for row in means:
-        corpora.setdefault(row["corpus"], []).append(row)
+    texts: dict[tuple, list[dict]] = {}
+    for row in aggregate(rows):
+        texts.setdefault((row["corpus"], row["split"]), []).append(row)
     views = [
         View(own, *kind)
-        for own in corpora.values()
+        for own in texts.values()
         for kind in dict.fromkeys((r["train_length"], r["trained_bytes"]) for r in own)
     ]
     return [

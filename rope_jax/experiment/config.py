@@ -204,9 +204,9 @@ def _resolve_task(config: Config) -> None:
     data = config.data
     tasks.check(data.source, data.task)
     if data.source not in TASKS:
-        text = f"at least 1 with --config.data.source={data.source} (0 is for the tasks"
-        text = f"{text} {', '.join(TASKS)})"
-        _require(data.length >= 1, "data.length", data.length, text)
+        valid = f"at least 1, or --config.data.source one of {', '.join(TASKS)}"
+        valid = f"{valid} (it is {data.source!r})"
+        _require(data.length >= 1, "data.length", data.length, valid)
         return
     task = f"empty for --config.data.source={data.source}"
     _require(not data.path, "data.path", data.path, task)

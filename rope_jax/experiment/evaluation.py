@@ -7,6 +7,7 @@ sums them and adds intervals. Here that is done for what is on disk.
 
 import dataclasses
 import functools
+import os
 import pathlib
 import sys
 import time
@@ -247,6 +248,8 @@ def evaluate_workdir(
     corpora = _corpora(runs, corpus)
     for run, config in runs.items():
         check(eval_config, corpora[run], config.data.train_length)
+    path = run_directory.absolute(workdir) / "extrapolation.json"
+    old = _old_rows(path)  # now: what cannot be read or written would waste the work
     rows = []
     for run in runs:
         begin = time.monotonic()
@@ -257,14 +260,19 @@ def evaluate_workdir(
         rows += _failed(run_directory.failure(run), config, eval_config, rows)
     rows = [complete(row) for row in rows]
     if jax.process_index() == 0:
-        workdir = run_directory.absolute(workdir)
-        path = workdir / "extrapolation.json"
-        provenance.record(workdir)
-        report.write(merge(read_json(path) if path.exists() else [], rows), workdir)
+        provenance.record(path.parent)
+        report.write(merge(old, rows), path.parent)
         of_task = eval_config.protocol == task_evaluation.PROTOCOL
         print((task_report if of_task else report).format_table(rows))
         print(f"\nwritten: {path.with_suffix('')}.json, .csv, .png; report.html")
     return rows
+
+
+def _old_rows(path: pathlib.Path) -> list[dict]:
+    """The rows that are there already; raises if they, or the place, are unusable."""
+    if not os.access(path.parent, os.W_OK):
+        raise ValueError(f"--workdir must be writable, got {path.parent}")
+    return read_json(path) if path.exists() else []
 
 
 def _check_apart(runs: dict[pathlib.Path, Config]) -> None:

@@ -14,6 +14,8 @@ import sys
 
 import jax
 
+from rope_jax.experiment import atomic
+
 _PACKAGES = ("rope_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 _FILE = "commands.jsonl"
 
@@ -31,6 +33,12 @@ def record(workdir: pathlib.Path) -> None:
     }
     with (workdir / _FILE).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
+
+
+def write(lines: list[dict], workdir: pathlib.Path) -> None:
+    """Keep lines that `read` gave elsewhere."""
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    atomic.write_text(workdir / _FILE, text)
 
 
 def read(workdir: pathlib.Path) -> list[dict]:

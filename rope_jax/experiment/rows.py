@@ -125,7 +125,8 @@ def read_json(path: pathlib.Path) -> list[dict]:
                 raise ValueError(f"a row lacks {', '.join(missing)}")
     except (ValueError, TypeError) as error:
         raise ValueError(
-            f"{path} does not hold the rows of an evaluation: {error}"
+            f"{path} does not hold the rows of an evaluation: {error}; move it "
+            "away to start afresh"
         ) from (error)
     return [complete(row) for row in rows]
 

@@ -20,7 +20,8 @@ def format_summary(rows: Iterable[dict]) -> str:
     The first number is bits per byte at the training length, the others the paired
     difference to it (of a changed model: to the unchanged one); each a mean over the
     seeds, with half of its 95 % interval over seeds and bytes (see `aggregate`). There
-    is a block for each training length and budget, the largest budget first.
+    is a block for each training length and budget, the largest budget first, and for
+    each corpus and split.
 
     Args:
       rows: rows of an evaluation.
@@ -33,8 +34,8 @@ def format_summary(rows: Iterable[dict]) -> str:
         raise ValueError("rows must hold rows of the anchored protocol, got none")
     groups: dict[tuple, list[dict]] = {}
     for row in means:
-        budget = row["trained_bytes"]
-        groups.setdefault((row["train_length"], -(budget or 0)), []).append(row)
+        key = row["train_length"], -(row["trained_bytes"] or 0)
+        groups.setdefault((*key, row["corpus"] or "", row["split"]), []).append(row)
     return "\n\n".join(_block(groups[key]) for key in sorted(groups))
 
 
@@ -55,9 +56,10 @@ def _block(means: list[dict]) -> str:
             plain = n == trained and not changed
             cells[n] = _cell(level.get(n), "bpc" if plain else "delta")
         lines.append(((name,), cells))
+    number = " to ".join(dict.fromkeys(map(str, [*seeds[:1], *seeds[-1:]])))
     title = (
-        f"trained at {trained} bytes of context on {seen}, means of {_range(seeds)} "
-        f"seeds:\nbits per byte at {trained}, then the difference to it"
+        f"trained at {trained} bytes of context on {seen}; {means[0]['split']} split, "
+        f"seeds: {number}\nbits per byte at {trained}, then the difference to it"
     )
     return "\n".join([title, *blocks(lines)])
 
@@ -79,10 +81,6 @@ def _cell(row: dict | None, name: str) -> str:
     low, high = row[f"{name}_low"], row[f"{name}_high"]
     text = f"{row[name]:{'+' if name == 'delta' else ''}.3f}"
     return text if low is None or high is None else f"{text}±{(high - low) / 2:.3f}"
-
-
-def _range(seeds: list[int]) -> str:
-    return " to ".join(dict.fromkeys(map(str, [*seeds[:1], *seeds[-1:]])))
 
 
 def _main(argv):

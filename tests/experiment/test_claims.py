@@ -78,7 +78,10 @@ def test_budgets_are_compared_at_the_longest_length(rows_of):
     rows += rows_of("fox", [2.0, 2.0, 2.0, 2.1, 2.4], trained_bytes=10**7)
     judged = [j for j in judge(rows) if j[0].text.startswith("more training")]
     ((_, runs, verdict),) = judged
-    assert runs == "trained at 128, 10 MB, 1 seed" and verdict.outcome == AGREES
+    assert (
+        runs == "trained at 128, 10 MB, validation, 1 seed"
+        and verdict.outcome == AGREES
+    )
     assert verdict.evidence.startswith("1 MB and 10 MB: fox +0.020")
 
 

@@ -15,7 +15,7 @@ from rope_jax.experiment.config import (
     TrainConfig,
     resolve,
 )
-from rope_jax.experiment.evaluation import measure
+from rope_jax.experiment.measurement import measure
 from rope_jax.experiment.optimizer import make_optimizer
 from rope_jax.experiment.protocols import plan
 from rope_jax.experiment.scoring import ModelApply

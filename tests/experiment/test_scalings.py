@@ -9,7 +9,8 @@ from rope_jax.experiment import evaluation, scalings
 from rope_jax.experiment.checkpoint import abstract_model, load_params
 from rope_jax.experiment.config import Config, EvalConfig, MeshConfig, split
 from rope_jax.experiment.data import sources
-from rope_jax.experiment.evaluation import evaluate_run, evaluate_workdir, measure
+from rope_jax.experiment.evaluation import evaluate_run, evaluate_workdir
+from rope_jax.experiment.measurement import measure
 from rope_jax.experiment.protocols import plan
 from rope_jax.experiment.scoring import ModelApply
 from rope_jax.experiment.training import fit

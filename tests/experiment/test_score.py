@@ -8,7 +8,7 @@ import pytest
 from rope_jax.experiment import run_directory
 from rope_jax.experiment.checkpoint import load_params
 from rope_jax.experiment.config import EvalConfig
-from rope_jax.experiment.evaluation import measure
+from rope_jax.experiment.measurement import measure
 from rope_jax.experiment.protocols import plan
 from rope_jax.experiment.score import compress, decompress, score
 from rope_jax.experiment.scoring import ModelApply

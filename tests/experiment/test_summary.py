@@ -34,7 +34,7 @@ def test_a_line_is_the_level_and_the_differences_best_last_length_first():
     rows += rows_of(128, [(2.75, 0.25)], encoding="rope", scaling="yarn:2")
     rows += rows_of(256, [(2.875, 0.375)], encoding="rope", scaling="yarn:2")
     assert format_summary(rows).splitlines() == [
-        "trained at 128 bytes of context on 2 MB, means of 1 seeds:",
+        "trained at 128 bytes of context on 2 MB; validation split, seeds: 1",
         "bits per byte at 128, then the difference to it",
         "encoding            at 128           256",
         "alibi          2.625±0.100  +0.125±0.010",
@@ -52,11 +52,18 @@ def test_what_ends_comes_last_and_the_largest_budget_first():
     rows += rows_of(128, [(3.0, 0.0)]) + rows_of(256, [(3.0, 0.0)])
     rows += rows_of(128, [(2.0, 0.0)], trained_bytes=8_000_000)
     first, second = format_summary(rows).split("\n\n")
-    assert first.startswith("trained at 128 bytes of context on 8 MB, means of 1 seeds")
+    assert first.startswith("trained at 128 bytes of context on 8 MB; validation")
     lines = [line.split()[0] for line in second.splitlines()[3:]]
     assert lines == ["alibi", "learned"]
     # t(0.975, 1) * 0.1414 / sqrt(2) = 1.2706 over the seeds, 0.1 over the bytes.
     assert second.splitlines()[-1].split() == ["learned", "2.600±1.275", "-"]
+
+
+def test_splits_are_not_mixed():
+    rows = rows_of(128, [(2.5, 0.0)]) + rows_of(128, [(3.5, 0.0)], split="test")
+    test, validation = format_summary(rows).split("\n\n")
+    assert "test split" in test and "3.500" in test
+    assert "validation split" in validation and "2.500" in validation
 
 
 def test_other_protocols_alone_are_refused():
