@@ -6,6 +6,7 @@ import os
 import sys
 import typing
 
+import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
 
@@ -17,8 +18,8 @@ def run(main) -> None:
     """Run `main(argv)` under absl; a wrong flag or value exits with one line.
 
     ValueError, OSError and RunError carry messages written for the user, so they are
-    printed without a traceback (ROPE_JAX_TRACEBACK=1 shows it); anything else is a
-    fault and keeps it. The libraries' own log lines below warnings are off unless
+    printed without a traceback (ROPE_JAX_TRACEBACK=1 shows it), and so is a lack of
+    memory; anything else is a fault and keeps it. The libraries' own log lines below warnings are off unless
     --verbosity asks for them.
     """
 
@@ -33,6 +34,10 @@ def run(main) -> None:
             if os.environ.get("ROPE_JAX_TRACEBACK"):
                 raise
             _fail(str(error))
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            _fail(f"not enough memory for lengths or batches of this size: {error}")
 
     app.run(guarded)
 

@@ -53,6 +53,8 @@ def generate(
       ValueError: a prompt is empty, holds what is no token, or does not fit into the
         cache with what is to be added; or a value is out of its range.
     """
+    if max_new_tokens is None:
+        raise ValueError("max_new_tokens must be a number, got None; see stream")
     parts = stream(
         graphdef,
         params,
@@ -65,9 +67,9 @@ def generate(
         chunk=chunk,
     )
     prompts, mask = np.asarray(prompts), _mask(prompts, key_mask)
-    added = [np.zeros((len(prompts), 0), prompts.dtype), *parts]
+    added = [np.zeros((len(prompts), 0), np.int32), *parts]
     added = np.concatenate(added, axis=1)
-    tokens = np.zeros((len(prompts), prompts.shape[1] + max_new_tokens), prompts.dtype)
+    tokens = np.zeros((len(prompts), prompts.shape[1] + max_new_tokens), np.int32)
     lengths = mask.sum(axis=1) + max_new_tokens
     for row, length in enumerate(lengths):
         tokens[row, :length] = np.concatenate([prompts[row][mask[row]], added[row]])

@@ -42,7 +42,7 @@ class Sampling:
     def __post_init__(self):
         ranges = (
             ("temperature", 0.0 <= self.temperature < math.inf, "at least 0, finite"),
-            ("top_k", isinstance(self.top_k, int) and self.top_k >= 0, "0 or more"),
+            ("top_k", type(self.top_k) is int and self.top_k >= 0, "an int, 0 or more"),
             ("top_p", 0.0 < self.top_p <= 1.0, "in (0, 1]"),
             ("min_p", 0.0 <= self.min_p <= 1.0, "in [0, 1]"),
         )

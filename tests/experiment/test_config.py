@@ -63,7 +63,7 @@ def test_tuples_may_come_as_text():
         (
             "data.length",
             0,
-            "--config.data.length must be at least 1 .*=embedded .*, got 0",
+            "--config.data.length must be at least 1, .*'embedded'.*, got 0",
         ),
         ("model.encoding", "ropee", "model.encoding must be one of none, .*'ropee'"),
         ("sweep.encodings", ("rope", "rope"), "sweep.encodings must be different"),

@@ -95,8 +95,8 @@ def test_draws_follow_the_distribution_row_by_row():
     [
         ({"top_p": 1.5}, r"top_p must be in \(0, 1\], got 1.5"),
         ({"top_p": math.nan}, r"top_p must be in \(0, 1\], got nan"),
-        ({"top_k": -1}, "top_k must be 0 or more, got -1"),
-        ({"top_k": 2.5}, "top_k must be 0 or more, got 2.5"),
+        ({"top_k": -1}, "top_k must be an int, 0 or more, got -1"),
+        ({"top_k": 2.5}, "top_k must be an int, 0 or more, got 2.5"),
         ({"min_p": -0.1}, r"min_p must be in \[0, 1\], got -0.1"),
         ({"min_p": 1.1}, r"min_p must be in \[0, 1\], got 1.1"),
     ],
