@@ -19,8 +19,8 @@ def run(main) -> None:
 
     ValueError, OSError and RunError carry messages written for the user, so they are
     printed without a traceback (ROPE_JAX_TRACEBACK=1 shows it), and so is a lack of
-    memory; anything else is a fault and keeps it. The libraries' own log lines below warnings are off unless
-    --verbosity asks for them.
+    memory; anything else is a fault and keeps it. The libraries' own log lines below
+    warnings are off unless --verbosity asks for them.
     """
 
     def guarded(argv):
