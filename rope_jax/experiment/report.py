@@ -125,7 +125,7 @@ def _main(argv):
     if files and not out:
         raise ValueError("--rows needs --out, where the report goes")
     files = files or [pathlib.Path(workdir) / "extrapolation.json"]
-    files = [run_directory.absolute(file) for file in files]
+    files = [pathlib.Path(file).expanduser().absolute() for file in files]
     rows = combine(read_json(file) for file in files)
     if not rows:
         raise ValueError(f"{', '.join(map(str, files))} hold no row")
