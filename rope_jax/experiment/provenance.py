@@ -20,19 +20,23 @@ _PACKAGES = ("rope_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "
 _FILE = "commands.jsonl"
 
 
-def record(workdir: pathlib.Path) -> None:
-    """Add the command that is running, the machine and the versions."""
-    line = {
+def describe() -> dict:
+    """The command that is running, the machine and the versions."""
+    return {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": shlex.join(["python", *sys.argv]),
+        "command": shlex.join(["python", *sys.orig_argv[1:]]),
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "devices": [d.device_kind for d in jax.devices()],
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in _PACKAGES},
     }
+
+
+def record(workdir: pathlib.Path) -> None:
+    """Add a line about what is running."""
     with (workdir / _FILE).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+        file.write(json.dumps(describe()) + "\n")
 
 
 def write(lines: list[dict], workdir: pathlib.Path) -> None:

@@ -2,9 +2,11 @@
 
     python -m rope_jax.experiment.report --workdir=runs/enwik8
     python -m rope_jax.experiment.report --rows=a.json,b.json --out=results/all
+    python -m rope_jax.experiment.report --rows=runs/lab --out=results/lab
 
-Reads extrapolation.json (or other files of rows), with the configs and the commands
-that lie beside it, and writes, in the same place or into --out:
+Reads extrapolation.json (or other files of rows, or all of that name below a directory),
+with the configs and the commands that lie beside it, and writes, in the same place or
+into --out:
 
     extrapolation.json, .csv    the rows
     extrapolation.png           bits per byte against context length
@@ -62,8 +64,9 @@ def write(
         configs |= _configs(source, alone=len(sources) == 1)
     commands = [line for source in sources for line in provenance.read(source)]
     if sources != [out]:
+        commands.append(provenance.describe())
         values = {name: to_dict(one) for name, one in configs.items()}
-        write_text(out / _CONFIGS, json.dumps(values, indent=1) + "\n")
+        write_text(out / _CONFIGS, json.dumps(values) + "\n")
         provenance.write(commands, out)
     write_json(out / "extrapolation.json", rows)
     write_csv(out / "extrapolation.csv", rows)
@@ -115,6 +118,17 @@ def _configs(source: pathlib.Path, alone: bool) -> dict[str, Config]:
     return {str(run.relative_to(here)): run_directory.load_config(run) for run in runs}
 
 
+def _files(path: pathlib.Path) -> list[pathlib.Path]:
+    """A file of rows, or those below a directory."""
+    path = path.absolute()
+    if not path.is_dir():
+        return [path]
+    found = sorted(path.rglob("extrapolation.json"))
+    if not found:
+        raise FileNotFoundError(f"there is no extrapolation.json below {path}")
+    return found
+
+
 def _main(argv):
     del argv
     workdir, files, out = (
@@ -125,7 +139,7 @@ def _main(argv):
     if files and not out:
         raise ValueError("--rows needs --out, where the report goes")
     files = files or [pathlib.Path(workdir) / "extrapolation.json"]
-    files = [pathlib.Path(file).expanduser().absolute() for file in files]
+    files = [one for file in files for one in _files(pathlib.Path(file).expanduser())]
     rows = combine(read_json(file) for file in files)
     if not rows:
         raise ValueError(f"{', '.join(map(str, files))} hold no row")
@@ -138,6 +152,8 @@ def _main(argv):
 
 if __name__ == "__main__":
     flags.DEFINE_string("workdir", None, "A directory with extrapolation.json.")
-    flags.DEFINE_list("rows", None, "Files of rows, as a.json,b.json; needs --out.")
+    flags.DEFINE_list(
+        "rows", None, "Files of rows, or directories of them; needs --out."
+    )
     flags.DEFINE_string("out", None, "Where to write; by default the workdir.")
     cli.run(_main)

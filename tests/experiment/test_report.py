@@ -100,6 +100,21 @@ def test_the_page_says_what_was_found_and_how(written):
         assert words in text, words
 
 
+def test_joined_rows_keep_configs_and_commands(written, tmp_path):
+    out, _, rows = written
+    target = tmp_path / "all"
+    report.write(rows, target, [out, tmp_path])
+    kept = json.loads((target / "configs.json").read_text())
+    name = f"{out.name}/rope-seed1"
+    assert list(kept) == [f"{out.name}/rope-seed0", name]
+    assert kept[name]["train"]["steps"] == 321
+    commands = provenance.read(target)
+    assert commands[0] == provenance.read(out)[0] and len(commands) == 2
+    report.write(rows, target)  # again, from what is there alone
+    assert provenance.read(target) == commands
+    assert f"{name}: train.seed: 0 != 1" in (target / "report.html").read_text()
+
+
 def test_rows_alone_make_a_report(rows_of, tmp_path):
     report.write(rows_of("learned", [None] * 5), tmp_path)
     text = (tmp_path / "report.html").read_text()
