@@ -8,7 +8,7 @@ enwik8.zip or any byte file instead. One update sees 64 * 512 bytes and 10,000
 updates see 328 MB, 3.6 epochs of the 90 MB.
 
 Hardware: one accelerator with bfloat16. This config has not been trained to its end
-yet, so it states no time and no number; the README's table is from configs/small.py.
+yet, so it states no time and no number; the README's table is from configs/lab.py.
 """
 
 from rope_jax.experiment.config import (

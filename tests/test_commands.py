@@ -153,7 +153,10 @@ def test_the_whole_job(run, text, tmp_path):
         (["--config.data.path=no/such/file"], ["data.path", "no/such/file"]),
         (["--config.data.path="], None),  # the embedded corpus: see below
         (["--config=no_such_config.py"], ["no_such_config.py"]),
-        ([f"--config={ROOT}/configs/tasks.py:copi"], ["'copi'", "one of copy, reverse"]),
+        (
+            [f"--config={ROOT}/configs/tasks.py:copi"],
+            ["'copi'", "one of copy, reverse"],
+        ),
         ([f"--config={ROOT}/configs/tasks.py:copy:rop"], ["encoding", "'rop'"]),
         (["--config.data.source=copy"], ["data.length must be 0 or 41", "got 128"]),
         (

@@ -7,6 +7,9 @@ import re
 import jax
 import jax.numpy as jnp
 
+from rope_jax.experiment.rows import read_json
+from rope_jax.experiment.summary import format_summary
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 
@@ -35,3 +38,15 @@ def test_ci_runs_the_readme_test_command():
     commands = re.findall(r"```bash\n(.*?)\n```", README, re.DOTALL)
     (command,) = [c for c in commands if "pytest" in c]
     assert command in (ROOT / ".ci" / "run").read_text().splitlines()
+
+
+def test_the_table_is_the_one_that_its_command_prints():
+    rows = read_json(ROOT / "results" / "lab" / "extrapolation.json")
+    largest, *_ = format_summary(rows).split("\n\n")
+    assert f"```\n{largest}\n```" in README
+
+
+def test_links_lead_somewhere():
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
+    assert len(targets) > 5
+    assert [name for name in targets if not (ROOT / name).exists()] == []

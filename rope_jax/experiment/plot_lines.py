@@ -108,7 +108,8 @@ def binary_axis(axes: Axes, values: Sequence[int], form=lambda x: f"{x:,.0f}") -
 
 def mark_training(axes: Axes, lengths: Sequence[int], *, named: bool) -> None:
     """A dashed line at each training length."""
-    for trained in sorted(set(lengths)):
+    least, most = axes.get_xlim()
+    for trained in sorted(n for n in set(lengths) if least <= n <= most):
         axes.axvline(trained, color=GREY, linewidth=1.0, linestyle="--", zorder=1)
         if named:
             place = axes.get_xaxis_transform()

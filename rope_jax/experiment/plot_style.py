@@ -1,8 +1,8 @@
 """One look for every picture: an encoding has the same colour wherever it stands.
 
-Okabe & Ito's colours are told apart by readers with any colour vision; beyond seven
-encodings the line style changes as well, and markers never repeat beside a colour, so
-that a print without colours can be read too.
+Okabe & Ito's colours, and two of Tol's muted ones, are told apart by readers with any
+colour vision; beyond nine encodings the line style changes as well, and markers never
+repeat beside a colour, so that a print without colours can be read too.
 """
 
 import io
@@ -12,7 +12,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 GREY = "#767676"
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444")
+_COLOURS = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444"),
+    *("#882255", "#999933"),
+)
 _MARKERS = "osD^vPX"
 _DASHES = ("-", "--", ":")
 # Lines of one encoding that differ in something else: scaling, budget, length.
@@ -20,7 +23,7 @@ _VARIANTS = ((0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)), (0, (2, 2
 # The most compared ones first: they have plain lines.
 _ORDER = (
     *("rope", "alibi", "none", "sinusoidal", "learned", "t5", "kerple"),
-    *("fox", "pope", "cable", "dape", "cope", "fire", "shaw"),
+    *("fox", "fire", "pope", "cable", "dape", "cope", "shaw"),
     *("sandwich", "xpos", "prope", "random_rope", "integer", "binary"),
 )
 
@@ -66,7 +69,8 @@ def titled(figure: Figure, title: str, subtitle: str) -> None:
     axes = figure.axes[0]
     axes.set_title(title, loc="left", fontsize=13, fontweight="bold", pad=22)
     above = offset(0, 8, color=GREY, fontsize=9)
-    axes.annotate(subtitle, (0, 1), xycoords="axes fraction", **above)
+    text = axes.annotate(subtitle, (0, 1), xycoords="axes fraction", **above)
+    text.set_in_layout(False)  # it may reach over the panels beside it
 
 
 def png(figure: Figure) -> bytes:

@@ -222,7 +222,8 @@ def _panels(panels: dict[str, list[Curve]], ylabel: str, x: Callable) -> Figure:
             draw(axes, curve, cut=True)
         label_ends(axes, part, line=0.05)
         if name:
-            axes.set_title(name, fontsize=10, loc="right", color=GREY)
+            inside = offset(-4, -4, color=GREY, ha="right", va="top")
+            axes.annotate(name, (1, 1), xycoords="axes fraction", **inside)
     figure.axes[0].set_ylabel(ylabel)
     return figure
 

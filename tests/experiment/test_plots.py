@@ -210,7 +210,8 @@ def test_gains_have_a_panel_for_each_condition():
         rows += with_deltas(part, control=control, gain=gain)
     (figure,) = plots.figures(rows).values()
     shuffled, masked = figure.axes
-    assert [a.get_title(loc="right") for a in figure.axes] == ["shuffled", "masked"]
+    for axes, name in ((shuffled, "shuffled"), (masked, "masked")):
+        assert name in [text.get_text() for text in axes.texts]
     for axes, gain in ((shuffled, 0.3), (masked, 0.1)):
         (curve,) = lines_of(axes, 5)
         np.testing.assert_allclose(curve.get_ydata(), gain)
