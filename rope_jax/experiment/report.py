@@ -4,9 +4,9 @@
     python -m rope_jax.experiment.report --rows=a.json,b.json --out=results/all
     python -m rope_jax.experiment.report --rows=runs/lab --out=results/lab
 
-Reads extrapolation.json (or other files of rows, or all of that name below a directory),
-with the configs and the commands that lie beside it, and writes, in the same place or
-into --out:
+Reads extrapolation.json (or other files of rows, or all of that name below a
+directory), with the configs and the commands that lie beside it, and writes, in the
+same place or into --out:
 
     extrapolation.json, .csv    the rows
     extrapolation.png           bits per byte against context length
