@@ -129,9 +129,9 @@ def _parse_one(part: str, text: str) -> Change:
             numbers[key] = float(number) if key == "factor" else int(number)
         except ValueError as error:
             raise _malformed(text) from error
-        least, most, valid = 1, 2**31 - 1, "from 1 to 2**31 - 1"
+        least, most, valid = 1, 2**31 - 1, "at least 1, at most 2**31 - 1"
         if key == "factor":
-            least, most, valid = math.nextafter(1, 2), 2.0**31, "above 1, up to 2**31"
+            least, most, valid = math.nextafter(1, 2), 2.0**31, "above 1, at most 2**31"
         if not least <= numbers[key] <= most:
             raise ValueError(
                 f"{_FLAG}: the {key} of {name} must be {valid}, got {text!r}"
