@@ -15,10 +15,9 @@ from absl import flags
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-import rope_jax
-from rope_jax import frequencies
 from rope_jax.experiment import cli
 from rope_jax.experiment.plot_style import GREY, new_figure, offset, save
+from rope_jax.functional import additive, alibi, frequencies, rotary
 
 _BLUE, _RED, _GREEN, _PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 
@@ -45,7 +44,7 @@ def decay_bound(distances: np.ndarray, inv_freq: np.ndarray) -> np.ndarray:
       >>> decay_bound(np.array([0]), np.ones(4)).tolist()
       [2.5]
     """
-    angles = np.asarray(rope_jax.rope_angles(jnp.asarray(distances), inv_freq))
+    angles = np.asarray(rotary.rope_angles(jnp.asarray(distances), inv_freq))
     partial = np.cumsum(np.exp(1j * angles.astype(np.float64)), axis=-1)
     return np.abs(partial).mean(axis=-1)
 
@@ -60,8 +59,8 @@ def long_term_decay(axes: Axes, *, dim: int = 128, longest: int = 256) -> None:
     distances = np.arange(longest + 1)
     bound = decay_bound(distances, frequencies.default(dim).inv_freq)
     ones = jnp.ones((longest + 1, 1, dim))
-    query = rope_jax.rope(ones[:1], jnp.zeros(1, jnp.int32))
-    keys = rope_jax.rope(ones, jnp.asarray(distances))
+    query = rotary.rope(ones[:1], jnp.zeros(1, jnp.int32))
+    keys = rotary.rope(ones, jnp.asarray(distances))
     scores = np.asarray((query * keys).sum(-1)[:, 0]) / dim
     axes.plot(distances, bound / bound[0], color=_BLUE, linewidth=1.8)
     axes.plot(distances, scores, color=_RED, linewidth=1.4)
@@ -117,7 +116,7 @@ def slopes_by_heads(
     one of the power above.
     """
     for index, count in enumerate(heads):
-        slopes = np.asarray(rope_jax.alibi_slopes(count))
+        slopes = np.asarray(alibi.alibi_slopes(count))
         colour, marker = (_RED, "D") if count & (count - 1) else (_BLUE, "o")
         place = np.full(count, index)
         axes.plot(place, slopes, color=colour, marker=marker, markersize=4, ls="")
@@ -131,7 +130,7 @@ def slopes_by_heads(
 
 def sinusoidal_matrix(axes: Axes, *, length: int = 128, dim: int = 64) -> None:
     """The sinusoidal encoding: rows are positions, columns are channels."""
-    matrix = np.asarray(rope_jax.sinusoidal(jnp.arange(length), dim))
+    matrix = np.asarray(additive.sinusoidal(jnp.arange(length), dim))
     axes.imshow(matrix, aspect="auto", cmap="PuOr", vmin=-1, vmax=1)
     _texts(axes, "The sinusoidal encoding", "channel", "position")
     axes.xaxis.set_minor_locator(NullLocator())

@@ -24,13 +24,21 @@ def describe() -> dict:
     """The command that is running, the machine and the versions."""
     return {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": shlex.join(["python", *sys.orig_argv[1:]]),
+        "command": shlex.join(["python", *_program(), *sys.argv[1:]]),
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "devices": [d.device_kind for d in jax.devices()],
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in _PACKAGES},
     }
+
+
+def _program() -> list[str]:
+    """The script that runs, or the module after -m."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is not None and spec.origin == sys.argv[0]:
+        return ["-m", spec.name]
+    return sys.argv[:1]
 
 
 def record(workdir: pathlib.Path) -> None:

@@ -86,8 +86,9 @@ def keep_likely(logits: jax.Array, sampling: Sampling) -> jax.Array:
 
     Example:
       >>> logits = jnp.log(jnp.array([0.4, 0.3, 0.2, 0.1]))
-      >>> jax.nn.softmax(keep_likely(logits, Sampling(top_p=0.8))).round(4)
-      Array([0.4444, 0.3333, 0.2222, 0.    ], dtype=float32)
+      >>> kept = jax.nn.softmax(keep_likely(logits, Sampling(top_p=0.8)))
+      >>> [round(float(chance), 4) for chance in kept]
+      [0.4444, 0.3333, 0.2222, 0.0]
     """
     logits = logits.astype(jnp.float32)
     gap = logits - logits.max(axis=-1, keepdims=True)
