@@ -3,6 +3,7 @@
     python eval.py --workdir=runs/quickstart
     python eval.py --workdir=runs/enwik8 --lengths=512,1024,8192 --split=test
     python eval.py --workdir=runs/enwik8 --scaling=linear:4,yarn:4+logn
+    python eval.py --workdir=runs/big --distributed    in each process
 
 Every field of `EvalConfig` is a flag; what is not given is taken from the config
 that was saved with the runs. Prints a table and writes extrapolation.json, .csv, .png
@@ -14,7 +15,7 @@ rope_jax/experiment/evaluation.py.
 
 from absl import flags
 
-from rope_jax.experiment import cli, eval_flags, evaluation
+from rope_jax.experiment import cli, distributed, eval_flags, evaluation
 
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "One run's directory, or one above runs.", required=True
@@ -24,9 +25,11 @@ _WORKDIR = flags.DEFINE_string(
 def main(argv):
     """Evaluate every run below the workdir."""
     del argv
+    distributed.start()
     evaluation.evaluate_workdir(_WORKDIR.value, **eval_flags.chosen())
 
 
 if __name__ == "__main__":
+    distributed.define_flags()
     eval_flags.define()
     cli.run(main)

@@ -4,21 +4,22 @@ A checkpoint is named by the updates done and has four parts:
 
     params/ opt_state/    trees of arrays
     progress/             step, random key, sums since the last log row
-    data/                 position of the data iterator, for each process
+    data/                 position of the data iterator, the same for every process
 
 Orbax writes them asynchronously and restores each array to the sharding that is
-asked for, whatever mesh saved it.
+asked for, whatever mesh and however many processes saved it.
 """
 
+import asyncio
+import json
 import os
 import pathlib
 
 import jax
 from flax import nnx
-from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
-from rope_jax.experiment import run_directory
+from rope_jax.experiment import distributed, run_directory
 from rope_jax.experiment.config import Config, from_dict, to_dict
 from rope_jax.experiment.errors import RunError
 from rope_jax.experiment.mesh import param_shardings
@@ -50,8 +51,7 @@ class Checkpoints:
         if jax.process_index() == 0:
             self._directory.mkdir(parents=True, exist_ok=True)
             run_directory.clear_unfinished(run_dir)
-        if jax.process_count() > 1:
-            multihost_utils.sync_global_devices("unfinished checkpoints cleared")
+        distributed.sync("unfinished checkpoints cleared")
         keep = config.train.keep_checkpoints
         self._checkpointer = ocp.training.Checkpointer(
             self._directory,
@@ -64,7 +64,9 @@ class Checkpoints:
         return self
 
     def __exit__(self, *exception):
-        self._checkpointer.close()
+        # A save that is under way would wait for a process that may be gone.
+        if exception[0] is None or jax.process_count() == 1:
+            self._checkpointer.close()
 
     def path(self, step: int) -> pathlib.Path:
         """The directory of one checkpoint."""
@@ -90,7 +92,7 @@ class Checkpoints:
                 "params": state.params,
                 "opt_state": state.opt_state,
                 "progress": _progress(state, window),
-                "data": iterator,
+                "data": _Position(iterator),
             },
             force=True,
             custom_metadata={"config": to_dict(self._config), "corpus": self._corpus},
@@ -125,7 +127,7 @@ class Checkpoints:
         }
         _check_origin(path, self._config, self._corpus)
         _check_trees(path, wanted)
-        loaded = _load(path, wanted | {"data": iterator})
+        loaded = _load(path, wanted | {"data": _Position(iterator)})
         progress = loaded["progress"]
         state = state._replace(
             step=progress["step"],
@@ -134,6 +136,36 @@ class Checkpoints:
             key=jax.random.wrap_key_data(progress["key"]),
         )
         return state, progress["window"]
+
+
+class _Position:
+    """Where a data iterator stands, as orbax saves and loads it.
+
+    Every process is at the same batch, so there is one file for all. Grain's own
+    way, one file for each process, ties a checkpoint to their number; its files are
+    read as well.
+    """
+
+    def __init__(self, iterator):
+        self._iterator = iterator
+
+    async def save(self, directory):
+        state = json.dumps(self._iterator.get_state())  # now: it moves on
+
+        async def write():
+            path = await directory.await_creation()
+            if jax.process_index() == 0:
+                await asyncio.to_thread((path / "position.json").write_text, state)
+
+        return write()
+
+    async def load(self, directory):
+        async def read():
+            path = min(directory.glob("*.json"))
+            state = json.loads(await asyncio.to_thread(path.read_text))
+            self._iterator.set_state(state)
+
+        return read()
 
 
 def load_params(

@@ -10,6 +10,7 @@ import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
 
+from rope_jax.experiment import distributed
 from rope_jax.experiment.config import Config
 from rope_jax.experiment.errors import RunError
 
@@ -20,7 +21,8 @@ def run(main) -> None:
     ValueError, OSError and RunError carry messages written for the user, so they are
     printed without a traceback (ROPE_JAX_TRACEBACK=1 shows it), and so is a lack of
     memory; anything else is a fault and keeps it. The libraries' own log lines below
-    warnings are off unless --verbosity asks for them.
+    warnings are off unless --verbosity asks for them. One process of several ends in
+    a way that the others notice.
     """
 
     def guarded(argv):
@@ -30,14 +32,14 @@ def run(main) -> None:
             logging.set_verbosity(logging.WARNING)
         try:
             main(argv)
-        except (ValueError, OSError, RunError) as error:
-            if os.environ.get("ROPE_JAX_TRACEBACK"):
+        except BaseException as error:
+            message = _message(error)
+            if jax.distributed.is_initialized():
+                distributed.fail(error, message)
+            if message is None:
                 raise
-            _fail(str(error))
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            _fail(f"not enough memory for lengths or batches of this size: {error}")
+            _fail(message)
+        distributed.finish()
 
     app.run(guarded)
 
@@ -55,6 +57,16 @@ def define_config(default: str) -> flags.FlagHolder:
     return config_flags.DEFINE_config_file(
         "config", default, "A file of configs/, with :ARGUMENT if it takes one."
     )
+
+
+def _message(error: BaseException) -> str | None:
+    """What to say of an error in one line; None for a fault."""
+    if isinstance(error, ValueError | OSError | RunError):
+        return None if os.environ.get("ROPE_JAX_TRACEBACK") else str(error)
+    memory = isinstance(error, jax.errors.JaxRuntimeError)
+    if memory and "RESOURCE_EXHAUSTED" in str(error):
+        return f"not enough memory for lengths or batches of this size: {error}"
+    return None
 
 
 def _fail(message: str) -> None:

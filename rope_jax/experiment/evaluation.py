@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import os
 import pathlib
-import sys
 import time
 
 import jax
@@ -19,6 +18,7 @@ from jax.sharding import Mesh
 
 from rope_jax.experiment import (
     checkpoint,
+    distributed,
     provenance,
     report,
     run_directory,
@@ -255,7 +255,7 @@ def evaluate_workdir(
         begin = time.monotonic()
         rows += evaluate_run(run, eval_config, corpora[run])
         seconds = time.monotonic() - begin
-        print(f"evaluated {run} in {seconds:.1f} s", file=sys.stderr)
+        distributed.say(f"evaluated {run} in {seconds:.1f} s")
     for run, config in failed.items():
         rows += _failed(run_directory.failure(run), config, eval_config, rows)
     rows = [complete(row) for row in rows]
@@ -265,6 +265,7 @@ def evaluate_workdir(
         of_task = eval_config.protocol == task_evaluation.PROTOCOL
         print((task_report if of_task else report).format_table(rows))
         print(f"\nwritten: {path.with_suffix('')}.json, .csv, .png; report.html")
+    distributed.sync("evaluation written")
     return rows
 
 

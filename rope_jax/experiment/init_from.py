@@ -8,9 +8,8 @@ checkpoint, the other is not needed any more.
 
 import dataclasses
 import pathlib
-import sys
 
-from rope_jax.experiment import checkpoint, run_directory
+from rope_jax.experiment import checkpoint, distributed, run_directory
 from rope_jax.experiment.config import Config, with_lengths_of
 
 _FLAG = "--config.init_from"
@@ -76,10 +75,9 @@ def load(config: Config, params, corpus_sha256: str) -> dict:
     """
     run = source(config)
     loaded, step = checkpoint.load_into(run, params)
-    print(f"starting from step {step} of {run}", file=sys.stderr)
+    distributed.say(f"starting from step {step} of {run}")
     if checkpoint.corpus_sha256(run) != corpus_sha256:
-        print(
-            "which was trained on other bytes; what is held out here may be among them",
-            file=sys.stderr,
+        distributed.say(
+            "which was trained on other bytes; what is held out here may be among them"
         )
     return loaded

@@ -1,27 +1,45 @@
-"""Stopping a run when it is asked to, between two steps."""
+"""Stopping a run when it is asked to, between two steps, in all processes at once."""
 
+import collections
 import signal
 import threading
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from absl import logging
-from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+# Calls from a process's vote to its count: the devices have passed it by then, and
+# nobody waits for them.
+_LAG = 2
 
 
 class StopSignal:
     """Turns SIGTERM and the first Ctrl-C into a question that the loop asks.
 
-    With several processes all have to stop at the same step, which jax's
-    distributed service agrees upon; it listens for SIGTERM itself.
+    Several processes have to stop after the same update, whichever of them was
+    signalled. So all vote at every call, by a maximum over the devices of the mesh, and
+    act on what the votes were two calls ago. (jax has a service for this, but its
+    count of steps has to rise, which it does not from one run to the next, and it
+    keeps SIGTERM for itself when nothing is trained any more.)
     """
 
-    def __init__(self):
+    def __init__(self, mesh: Mesh):
+        """Prepare for a loop.
+
+        Args:
+          mesh: of the run; each process has some of its devices.
+        """
         self._asked = False
         self._previous = {}
+        self._mesh = mesh
+        self._votes = collections.deque()
+        whole = NamedSharding(mesh, PartitionSpec())
+        self._count = jax.jit(jnp.max, out_shardings=whole)
 
     def __enter__(self):
-        main = threading.current_thread() is threading.main_thread()
-        if main and jax.process_count() == 1:
+        if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._previous[number] = signal.signal(number, self._ask)
         return self
@@ -41,8 +59,12 @@ class StopSignal:
             # None stands for a handler that Python did not install.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
-    def requested(self, step: int) -> bool:
-        """Whether to stop after `step` updates."""
-        if jax.process_count() > 1:
-            return multihost_utils.reached_preemption_sync_point(step)
-        return self._asked
+    def requested(self) -> bool:
+        """Whether to stop; to be asked before every update, in all processes."""
+        if jax.process_count() == 1:
+            return self._asked
+        each = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names))
+        own = np.full(1, self._asked, np.int32)
+        votes = jax.make_array_from_callback((self._mesh.size,), each, lambda _: own)
+        self._votes.append(self._count(votes))
+        return len(self._votes) > _LAG and bool(self._votes.popleft())

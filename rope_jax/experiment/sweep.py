@@ -4,10 +4,10 @@ import copy
 import dataclasses
 import itertools
 import pathlib
-import sys
 from collections.abc import Collection
 
 from rope_jax.experiment import (
+    distributed,
     evaluation,
     init_from,
     protocols,
@@ -134,16 +134,15 @@ def run(config: Config, workdir: str | pathlib.Path) -> list[dict]:
     for number, group in enumerate(groups, 1):
         folders = [workdir / name for name in group]
         shown = ", ".join(map(str, folders))
-        print(f"training {number} of {len(groups)}: {shown}", file=sys.stderr)
+        distributed.say(f"training {number} of {len(groups)}: {shown}")
         results = training.fit_together(list(group.values()), folders, corpus)
         for (name, one), result in zip(group.items(), results, strict=True):
             if isinstance(result, RunError):
                 failures[name] = result
             elif not result.finished:
-                print(
+                distributed.say(
                     f"{name} stopped at step {result.step} of {one.train.steps}, "
-                    "nothing evaluated; give the same command again to go on",
-                    file=sys.stderr,
+                    "nothing evaluated; give the same command again to go on"
                 )
                 return []
     rows = evaluation.evaluate_workdir(workdir, config.eval, corpus)

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from absl import logging
 
-from rope_jax.experiment import init_from, run_directory
+from rope_jax.experiment import distributed, init_from, run_directory
 from rope_jax.experiment.checkpoint import Checkpoints, abstract_model
-from rope_jax.experiment.config import Config, resolve
+from rope_jax.experiment.config import Config, resolve, to_dict
 from rope_jax.experiment.data import pipeline, sources
 from rope_jax.experiment.data.task_source import Task
 from rope_jax.experiment.errors import RunError
@@ -64,6 +64,7 @@ def check(config: Config, corpus: sources.Corpus | Task) -> None:
       corpus: what it would be trained on.
     """
     check_mesh(config)
+    pipeline.process_slice(batch_sharding(make_mesh(config.mesh)))
     if isinstance(corpus, Task):  # it has as many rows as are asked for
         return
     pipeline.check(
@@ -159,8 +160,10 @@ def fit_together(
     check_together(configs)
     results: dict[pathlib.Path, FitResult | RunError] = {}
     open_runs = []
-    for config, run_dir in zip(configs, run_dirs, strict=True):
-        done = run_directory.complete_steps(run_dir)
+    saved = [run_directory.complete_steps(run_dir) for run_dir in run_dirs]
+    same = repr([*map(to_dict, configs), saved])
+    distributed.require_same("--config, and the checkpoints in --workdir,", same)
+    for config, run_dir, done in zip(configs, run_dirs, saved, strict=True):
         if done and done[-1] >= config.train.steps:
             _save_config(config, run_dir)
             results[run_dir] = FitResult(run_dir, done[-1], finished=True)
@@ -168,6 +171,7 @@ def fit_together(
             open_runs.append((config, run_dir))
     if open_runs:
         corpus = sources.load(configs[0].data) if corpus is None else corpus
+        distributed.require_same("the data", corpus.sha256)
         results |= _train(open_runs, corpus)
     return [results[run_dir] for run_dir in run_dirs]
 
@@ -180,7 +184,7 @@ def _train(
     mesh = make_mesh(open_runs[0][0].mesh)
     with (
         jax.set_mesh(mesh),
-        StopSignal() as stop,
+        StopSignal(mesh) as stop,
         contextlib.ExitStack() as stack,
     ):
         runs = [Run(config, path, mesh, corpus) for config, path in open_runs]
@@ -203,6 +207,7 @@ def _train(
     for run in runs:
         if run.error and jax.process_index() == 0:
             run_directory.save_failure(run.run_dir, run.error.what)
+    distributed.sync("training ended")
     return {
         run.run_dir: run.error
         or FitResult(run.run_dir, run.step, run.step == run.config.train.steps)
@@ -212,6 +217,8 @@ def _train(
 
 def _resume(run: Run, checkpoints: Checkpoints, corpus_sha256: str) -> None:
     _guarded(run, run.resume, checkpoints)
+    if run.error and jax.process_count() > 1:
+        raise run.error  # the others may have read their part
     if run.error:  # it fills its place in the step, and nothing of it counts
         run.begin(corpus_sha256)
 
@@ -219,9 +226,7 @@ def _resume(run: Run, checkpoints: Checkpoints, corpus_sha256: str) -> None:
 def _loop(runs: list[Run], step: Callable, stop: StopSignal) -> None:
     """Update every run until all have ended, or `stop` asks for it."""
     ahead = collections.deque()
-    while (going := [run for run in runs if run.going]) and not stop.requested(
-        going[0].step
-    ):
+    while (going := [run for run in runs if run.going]) and not stop.requested():
         states, sums = step(
             [run.state for run in runs], [run.next_batch() for run in runs]
         )

@@ -172,6 +172,12 @@ def process_slice(sharding: jax.sharding.Sharding) -> tuple[int, int]:
     parts: dict[int, set[int]] = collections.defaultdict(set)
     for device, index in sharding.devices_indices_map((rows, rows)).items():
         parts[device.process_index].update(range(*index[0].indices(rows)))
+    idle = sorted(set(range(jax.process_count())) - set(parts))
+    if idle:
+        raise ValueError(
+            f"--config.mesh must use devices of all {jax.process_count()} processes, "
+            f"but leaves none to process {', '.join(map(str, idle))}: {sharding}"
+        )
     own = parts[jax.process_index()]
     if max(own) - min(own) + 1 == len(own):
         size = len(own)
