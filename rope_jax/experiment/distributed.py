@@ -78,7 +78,8 @@ def start() -> None:
     except (ValueError, RuntimeError) as error:
         _cannot_meet(given, error)
     print(
-        f"{_me()}: should one of them be gone, all end within {HEARTBEAT} s; {_RESUME}",
+        f"{_me()} is here; should one be gone, all end within {HEARTBEAT} s, and "
+        f"{_RESUME}",
         file=sys.stderr,
         flush=True,
     )

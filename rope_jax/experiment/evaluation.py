@@ -235,6 +235,7 @@ def evaluate_workdir(
     found = run_directory.find_runs(workdir)
     runs = {run: run_directory.load_config(run) for run in found}
     runs = dict(sorted(runs.items(), key=_order))
+    distributed.require_same("the runs below --workdir", repr(_state_of(found)))
     eval_config = eval_config or next(iter(runs.values())).eval
     eval_config = dataclasses.replace(eval_config, **changes)
     check_options(eval_config.protocol, changes)
@@ -267,6 +268,12 @@ def evaluate_workdir(
         print(f"\nwritten: {path.with_suffix('')}.json, .csv, .png; report.html")
     distributed.sync("evaluation written")
     return rows
+
+
+def _state_of(runs: list[pathlib.Path]) -> list[tuple]:
+    """What decides which of the runs are evaluated, and with which parameters."""
+    steps, failure = run_directory.complete_steps, run_directory.failure
+    return [(run.name, steps(run), failure(run)) for run in runs]
 
 
 def _old_rows(path: pathlib.Path) -> list[dict]:

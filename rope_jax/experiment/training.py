@@ -4,7 +4,6 @@ import collections
 import contextlib
 import os
 import pathlib
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -252,7 +251,7 @@ def _guarded(run: Run, action: Callable, *arguments) -> None:
         action(*arguments)
     except RunError as error:
         run.error = error
-        print(f"{run.run_dir.name} failed: {error}", file=sys.stderr, flush=True)
+        distributed.say(f"{run.run_dir.name} failed: {error}")
 
 
 def _compile(runs: list[Run], mesh, corpus: sources.Corpus | Task) -> Callable:

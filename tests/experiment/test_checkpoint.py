@@ -130,6 +130,17 @@ def test_everything_comes_back_bit_for_bit(saved):
     assert next(iterator) == 20
 
 
+def test_the_position_of_a_checkpoint_that_grain_wrote_is_read(run_dir):
+    """A file for each process, as grain itself saves an iterator."""
+    part = run_dir / "checkpoints" / "20" / "data"
+    position = part / "position.json"
+    assert position.read_text() == '{"next_index": 20}'
+    for name in ("process_0-of-2.json", "process_1-of-2.json"):
+        (part / name).write_text('{\n    "next_index": 17\n}')
+    position.unlink()
+    assert next(restore(run_dir)[2]) == 17
+
+
 def test_t14_saved_values_are_those_of_the_save_step(tmp_path):
     """The state is given away to the next steps while the save is under way."""
     changes = {"model_dim": 512, "num_layers": 1}
