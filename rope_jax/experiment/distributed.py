@@ -7,6 +7,7 @@ A process that is gone is noticed at once by those that wait for its numbers, wh
 connection breaks, and by all others after `HEARTBEAT` seconds.
 """
 
+import faulthandler
 import hashlib
 import os
 import re
@@ -162,8 +163,8 @@ def require_same(what: str, text: str) -> None:
     others = [i for i, d in enumerate(digests) if not np.array_equal(d, digests[0])]
     if others:
         raise ValueError(
-            f"{what} must be the same in every process, but is another in process "
-            f"{', '.join(map(str, others))} than in process 0: give all the same "
+            f"{what} must be the same in every process; process "
+            f"{', '.join(map(str, others))} differs from process 0: give all the same "
             "flags, and a --workdir and data that all of them see"
         )
 
@@ -191,6 +192,8 @@ def fail(error: BaseException, message: str | None) -> NoReturn:
         traceback.print_exception(error)
     else:
         _complain(message)
+    # Should the service be gone as well, it ends the process with a dump of its own.
+    faulthandler.disable()
     absent = _absent()
     if lost and absent:
         _complain(f"no answer from process {absent} within {_ANSWER} s")

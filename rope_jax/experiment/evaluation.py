@@ -27,7 +27,7 @@ from rope_jax.experiment import (
     task_report,
 )
 from rope_jax.experiment.config import Config, EvalConfig, MeshConfig
-from rope_jax.experiment.data import sources
+from rope_jax.experiment.data import pipeline, sources
 from rope_jax.experiment.data.task_source import Task
 from rope_jax.experiment.measurement import (
     Scores,
@@ -35,7 +35,7 @@ from rope_jax.experiment.measurement import (
     score_cells,
     summarize,
 )
-from rope_jax.experiment.mesh import make_mesh, param_shardings
+from rope_jax.experiment.mesh import batch_sharding, make_mesh, param_shardings
 from rope_jax.experiment.protocols import check_options, plan
 from rope_jax.experiment.rows import complete, merge, read_json
 from rope_jax.experiment.scoring import ModelApply
@@ -155,9 +155,13 @@ def _check_bytes(run_dir, corpus: sources.Corpus) -> None:
 
 
 def _mesh_of(config: Config) -> Mesh:
-    """The run's own mesh, which its weights may need, if it fits the devices here."""
+    """The run's own mesh, which its weights may need, if it fits the devices here.
+
+    It does not, either, if it has none for one of several processes.
+    """
     try:
         mesh = make_mesh(config.mesh)
+        pipeline.process_slice(batch_sharding(mesh))
         param_shardings(mesh, checkpoint.abstract_model(config.model)[1])
     except ValueError:
         return make_mesh(MeshConfig())

@@ -20,6 +20,7 @@ import pytest
 
 from rope_jax.experiment import distributed, evaluation, training
 from rope_jax.experiment.checkpoint import load_params
+from rope_jax.experiment.config import MeshConfig
 from rope_jax.experiment.data import pipeline
 from rope_jax.experiment.run_directory import complete_steps, load_config
 
@@ -153,9 +154,11 @@ def stopped(place, killed):
 
 @pytest.fixture(scope="module")
 def ended(place, stopped):
-    """One process that ends the run; gives the run's directory."""
+    """One process, with one device, that ends the run; gives the run's directory."""
     run_dir = place / "runs" / "rope-seed0"
-    assert training.fit(load_config(run_dir), run_dir).finished
+    config = load_config(run_dir)
+    config.mesh = MeshConfig(data=1)
+    assert training.fit(config, run_dir).finished
     return run_dir
 
 
@@ -249,7 +252,7 @@ def test_processes_that_differ_are_told_so(monkeypatch):
 
     monkeypatch.setattr(jax, "process_count", lambda: 3)
     monkeypatch.setattr(distributed.multihost_utils, "process_allgather", gathered)
-    with pytest.raises(ValueError, match=r"--config must be the same .* in process 2 "):
+    with pytest.raises(ValueError, match=r"--config must be the same .*; process 2 d"):
         distributed.require_same("--config", "some")
 
 
