@@ -23,6 +23,8 @@ from jax.experimental import multihost_utils
 
 from rope_jax.experiment.errors import RunError
 
+# Seconds in which all processes have to start.
+_MEETING = 300
 # Seconds of silence after which a process counts as dead: more than a pause of a
 # virtual machine that is moved, less than anybody would wait.
 HEARTBEAT = 60
@@ -67,12 +69,17 @@ def start() -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # It would take SIGTERM for itself to the end of the process: see stop_signal.
     jax.config.update("jax_enable_preemption_service", False)
+    # Before it: jax aborts where they do not come, and names no flag.
+    where = given.get("coordinator_address", "the address that the cluster says")
+    text = f"--distributed: waiting {_MEETING} s at most for all processes at {where}"
+    print(text, file=sys.stderr, flush=True)
     # What is said here is meant; otherwise the cluster's environment is asked.
     detection = "deactivate" if given else None
     try:
         jax.distributed.initialize(
             **given,
             cluster_detection_method=detection,
+            initialization_timeout=_MEETING,
             heartbeat_timeout_seconds=HEARTBEAT,
             shutdown_timeout_seconds=_REPORTS,
         )
