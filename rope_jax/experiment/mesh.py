@@ -110,11 +110,11 @@ def cache_shardings(mesh: Mesh, cache):
         if names[0] != "layers":
             spec[0] = rows
         else:
-            spec[1] = rows
-            if "extras" in names:  # [L, B, S, N]
+            spec[0] = rows
+            if "extras" in names:  # [B, S, N]
                 spec[-1] = "tensor"
-            elif leaf.ndim > 2:  # [L, B, K, ...]
-                spec[2] = "tensor"
+            elif leaf.ndim > 1:  # [B, K, ...]
+                spec[1] = "tensor"
         return _sharding(mesh, names, leaf.shape, spec)
 
     return jax.tree_util.tree_map_with_path(place, cache)

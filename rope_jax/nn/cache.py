@@ -4,7 +4,7 @@ A row of the cache holds the real tokens of one sequence, in order and without g
 padding, on whichever side, is never stored. So the place of a token follows from how
 many came before it, the one counter that all layers read.
 
-Letters: L layers, B rows, T new tokens, S slots (the capacity), K key heads, H width.
+Letters: B rows, T new tokens, S slots (the capacity), K key heads, H width.
 """
 
 import dataclasses
@@ -63,15 +63,16 @@ class Cache:
     """The state of decoding, a pytree; `decoding.init_cache` makes an empty one.
 
     Attributes:
-      layers: what each layer keeps, with L in front; its attention says what. Softmax
-        attention has "key" and "value" `[L, B, K, S, H]`, and "extras" of its encoding
-        `[L, B, S, W]`; linear attention has a `LinearState`, of one size always.
+      layers: what each layer keeps, one after another; its attention says what. Softmax
+        attention has "key" and "value" `[B, K, S, H]`, and "extras" of its encoding
+        `[B, S, W]`; linear attention has a `LinearState`, of one size always. Arrays of
+        their own can be read where they lie, slices of a common one are copied.
       positions: int32 `[B, S]`, the positions that the keys were turned by.
       lengths: int32 `[B]`, tokens that each row has taken in.
       rolling: None for a cache that holds every token of its rows.
     """
 
-    layers: Any
+    layers: tuple[Any, ...]
     positions: jax.Array
     lengths: jax.Array
     rolling: Rolling | None = None
@@ -208,40 +209,38 @@ def write_rows(leaf: jax.Array, slots: jax.Array, rows: jax.Array) -> jax.Array:
     return jax.vmap(write)(leaf, slots, rows)
 
 
-def write_layer(layers: Any, layer: jax.Array, slots: jax.Array, rows: Any) -> Any:
-    """All layers, with the new rows `[B, ..., T, W]` of one of them in their slots.
+def write_layer(memory: Any, slots: jax.Array, rows: Any) -> Any:
+    """What a layer keeps, with new rows `[B, ..., T, W]` in their slots.
 
-    The batch is an index like the others: mapped over, it would be moved to the front
+    The batch is an index like the slots: mapped over, it would be moved to the front
     for the write, a copy of everything.
     """
     batch = jnp.arange(slots.shape[0])[:, None]
 
     def write(leaf, rows):
         rows = jnp.moveaxis(rows, -2, 1).astype(leaf.dtype)
-        return leaf.at[layer, batch, ..., slots, :].set(rows, mode="drop")
+        return leaf.at[batch, ..., slots, :].set(rows, mode="drop")
 
-    return jax.tree.map(write, layers, rows)
+    return jax.tree.map(write, memory, rows)
 
 
-def read_layer(layers: Any, layer: jax.Array, start: jax.Array, size: int) -> Any:
-    """`size` slots from `start` of one layer, `[B, ..., size, W]`."""
+def read_layer(memory: Any, start: jax.Array, size: int) -> Any:
+    """`size` slots from `start` of what a layer keeps, `[B, ..., size, W]`."""
 
     def read(leaf):
-        at = (layer, *[0] * (leaf.ndim - 3), start, 0)
-        shape = (1, *leaf.shape[1:-2], size, leaf.shape[-1])
-        return jax.lax.dynamic_slice(leaf, at, shape)[0]
+        return jax.lax.dynamic_slice_in_dim(leaf, start, size, axis=-2)
 
-    return jax.tree.map(read, layers)
+    return jax.tree.map(read, memory)
 
 
-def read_slot(layers: Any, layer: jax.Array, slots: jax.Array) -> Any:
-    """One slot `[B]` of each row of one layer, `[B, ..., W]`; zero past the end."""
+def read_slot(memory: Any, slots: jax.Array) -> Any:
+    """One slot `[B]` of each row of a layer, `[B, ..., W]`; zero past the end."""
     batch = jnp.arange(slots.shape[0])
 
     def read(leaf):
-        return leaf.at[layer, batch, ..., slots, :].get(mode="fill", fill_value=0)
+        return leaf.at[batch, ..., slots, :].get(mode="fill", fill_value=0)
 
-    return jax.tree.map(read, layers)
+    return jax.tree.map(read, memory)
 
 
 def _slot(cache, index):

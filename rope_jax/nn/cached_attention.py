@@ -1,8 +1,8 @@
 """Attention of new tokens over a cache, block of slots by block of slots.
 
 Only the blocks that hold something are read, so a long capacity costs nothing while
-rows are short, and the layers' common arrays are read where they lie: taking a layer
-out of them first would copy all of it for every token.
+rows are short. A cache that is filled for the most part is taken whole instead: it is
+read where it lies, and a block is copied first.
 """
 
 from typing import Any, NamedTuple
@@ -26,6 +26,8 @@ from rope_jax.nn.encoding import Encoding, Side
 # Slots of one block. A CPU gains by reading no more than is held; elsewhere a loop
 # whose length is not known costs more than the reading.
 _BLOCK_ON_CPU, _BLOCK = 256, 4096
+# A slot of a block, copied and read, costs as many read where they lie.
+_COPY = 3
 
 
 def init_memory(
@@ -62,12 +64,12 @@ def init_memory(
     }
 
 
-def extend_softmax(attention, x, encoding, layers, layer, view, rolling):
+def extend_softmax(attention, x, encoding, memory, view, rolling):
     """Softmax attention of new tokens over a cache; see `Attention.extend`."""
-    before = read_slot(layers["extras"], layer, view.before)
+    before = read_slot(memory["extras"], view.before)
     query, rows = _rows(attention, x, encoding, view.turns, before)
     query = attention.sharpened(query, view.positions)
-    layers = write_layer(layers, layer, view.slots, rows)
+    memory = write_layer(memory, view.slots, rows)
     to_sinks = None
     if rolling is not None and rolling.sinks:
         query_alone, key_alone, _ = attention.heads(x)
@@ -75,15 +77,14 @@ def extend_softmax(attention, x, encoding, layers, layer, view, rolling):
         to_sinks = attention.sharpened(to_sinks, view.positions)
     mixed = attend(
         Queries(query, to_sinks, rows["extras"]),
-        layers,
-        layer,
+        memory,
         view,
         encoding,
         rolling=rolling,
         window=attention.window,
         scale=attention.scale,
     )
-    return attention.out(mixed), layers
+    return attention.out(mixed), memory
 
 
 def _rows(attention, x, encoding, positions, before):
@@ -111,8 +112,7 @@ class Queries(NamedTuple):
 
 def attend(
     queries: Queries,
-    layers: Any,
-    layer: jax.Array,
+    memory: Any,
     view: View,
     encoding: Encoding,
     *,
@@ -124,8 +124,7 @@ def attend(
 
     Args:
       queries: of the new tokens, whose own keys are in the cache already.
-      layers: "key", "value" and "extras" of all layers.
-      layer: which one.
+      memory: "key", "value" and "extras" of the layer.
       view: what each query sees.
       encoding: of this layer.
       rolling: what the cache holds; None for every token.
@@ -136,13 +135,13 @@ def attend(
       `[B, T, N, V]`. A query that sees nothing gives zeros.
     """
     batch, length, heads, _ = queries.vectors.shape
-    *_, groups, capacity, width = layers["value"].shape
+    *_, groups, capacity, width = memory["value"].shape
     block = _BLOCK_ON_CPU if jax.default_backend() == "cpu" else _BLOCK
     size = capacity if encoding.whole_rows else min(capacity, block)
     in_order = encoding.whole_rows and rolling is not None
 
-    def with_block(j, softmax):
-        block = _read(layers, layer, view, j, size, in_order)
+    def with_block(j, softmax, size):
+        block = _read(memory, view, j, size, in_order)
         rest = queries.extras, block, view, encoding, scale
         logits = _logits(queries.vectors, *rest)
         if queries.to_sinks is not None:
@@ -154,6 +153,17 @@ def attend(
         logits = jnp.where(seen[:, None, None], logits, -jnp.inf)
         return absorb(softmax, logits, block.value.astype(queries.vectors.dtype))
 
+    def whole(softmax):
+        return with_block(0, softmax, capacity)
+
+    def by_blocks(softmax):
+        first, end = view.start // size, -(-view.stop // size)
+
+        def add(j, softmax):
+            return with_block(j, softmax, size)
+
+        return jax.lax.fori_loop(first, end, add, softmax)
+
     rows = (batch, groups, heads // groups, length)
     softmax = (
         jnp.full((*rows, 1), -jnp.inf, jnp.float32),
@@ -161,10 +171,12 @@ def attend(
         jnp.zeros((*rows, width), jnp.float32),
     )
     if size == capacity:
-        softmax = with_block(0, softmax)
+        softmax = whole(softmax)
+    elif length > 1 or jax.default_backend() != "cpu":
+        softmax = by_blocks(softmax)
     else:
-        blocks = view.start // size, -(-view.stop // size)
-        softmax = jax.lax.fori_loop(*blocks, with_block, softmax)
+        filled = _COPY * (view.stop - view.start) > capacity
+        softmax = jax.lax.cond(filled, whole, by_blocks, softmax)
     _, total, mixed = softmax
     mixed = mixed / jnp.where(total == 0, 1, total)
     mixed = mixed.reshape(batch, heads, length, width)
@@ -181,11 +193,11 @@ class _Block(NamedTuple):
     index: jax.Array
 
 
-def _read(layers, layer, view, j, size, in_order):
+def _read(memory, view, j, size, in_order):
     """The j-th block; the last one reaches back, and what it repeats is not held."""
     capacity = view.key_index.shape[-1]
     start = jnp.minimum(j * size, capacity - size)
-    memory = read_layer(layers, layer, start, size)
+    memory = read_layer(memory, start, size)
     slots = start + jnp.arange(size)
 
     def take(array):

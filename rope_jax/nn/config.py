@@ -37,6 +37,9 @@ class DecoderConfig:
     vocab_size: int = 256
     dtype: str = "float32"  # compute; parameters are float32
     remat: str = "none"  # "full" recomputes each layer in the backward pass
+    unroll: int = (
+        0  # layers in one turn of the loop; 0: all of up to 8 on a CPU, else 1
+    )
     attention: str = "softmax"  # or "linear": a kernel of features, constant state
     attention_implementation: str = "auto"  # of rope_jax.attention
     window: int = 0  # tokens attended to, the query's own included; 0 is all
@@ -71,7 +74,7 @@ def check_config(config: DecoderConfig) -> None:
             "model.num_kv_heads must divide model.num_heads, got "
             f"{config.num_kv_heads} and {config.num_heads}"
         )
-    for name in ("mlp_dim", "window"):
+    for name in ("mlp_dim", "unroll", "window"):
         if getattr(config, name) < 0:
             raise ValueError(
                 f"model.{name} must not be negative, got {getattr(config, name)}"

@@ -4,7 +4,7 @@ Written tree-style: no shared modules, no state beside the parameters, keys and
 positions passed in. `nnx.split(model)` gives a static graph and a tree of float32
 parameters, which is all that jitted code needs to see. The layers are one stack
 with a leading axis, run by `jax.lax.scan`, so that compile time does not grow
-with depth.
+with depth; a few layers on a CPU are written out (`unrolled`).
 """
 
 import jax
@@ -20,7 +20,11 @@ from rope_jax.nn.config import DecoderConfig, check_config
 from rope_jax.nn.encoding import BlockBias, Side
 from rope_jax.nn.encodings import ENCODINGS, make_encoding
 from rope_jax.nn.linear import LinearAttention, make_draws
+from rope_jax.nn.products import widening
 from rope_jax.nn.projections import Projections, residual_init, rms_norm
+
+# Compile time grows with every layer that is written out.
+_MOST_UNROLLED = 8
 
 
 class Attention(Projections):
@@ -72,21 +76,20 @@ class Attention(Projections):
         del rolling
         return init_memory(self, encoding, batch, capacity, dtype)
 
-    def extend(self, x, encoding, layers, layer, view, rolling):
+    def extend(self, x, encoding, memory, view, rolling):
         """Attend from new tokens `[B, T, D]` over a cache, after adding them to it.
 
         Args:
           x: `[B, T, D]`, the input of the layer, normalized.
           encoding: of this layer.
-          layers: what all layers keep, as `init_memory` with an axis in front.
-          layer: the number of this one.
+          memory: what the layer keeps, as of `init_memory`.
           view: where the tokens lie, see `rope_jax.nn.cache.View`.
           rolling: what the cache holds, None for every token.
 
         Returns:
-          `[B, T, D]`, and what all layers keep now.
+          `[B, T, D]`, and what the layer keeps now.
         """
-        return extend_softmax(self, x, encoding, layers, layer, view, rolling)
+        return extend_softmax(self, x, encoding, memory, view, rolling)
 
 
 class Mlp(nnx.Module):
@@ -104,6 +107,7 @@ class Mlp(nnx.Module):
                 use_bias=False,
                 dtype=dtype,
                 kernel_init=init,
+                dot_general=widening if inputs == dim else jax.lax.dot_general,
                 rngs=rngs,
             )
 
@@ -153,14 +157,14 @@ class Block(nnx.Module):
         x = x + _dropout(mixed, self.dropout, keys[0])
         return x + _dropout(self.mlp(self.mlp_norm(x)), self.dropout, keys[1])
 
-    def extend(self, x, encoding, layers, layer, view, rolling, features):
-        """Map new tokens `[B, T, D]`, with what all layers keep; see Attention."""
+    def extend(self, x, encoding, memory, view, rolling, features):
+        """Map new tokens `[B, T, D]`, with what the layer keeps; see Attention."""
         encoding = encoding if self.encoding is None else self.encoding
-        mixed, layers = self.attention.extend(
-            self.attention_norm(x), encoding, layers, layer, view, rolling, **features
+        mixed, memory = self.attention.extend(
+            self.attention_norm(x), encoding, memory, view, rolling, **features
         )
         x = x + mixed
-        return x + self.mlp(self.mlp_norm(x)), layers
+        return x + self.mlp(self.mlp_norm(x)), memory
 
 
 class Decoder(nnx.Module):
@@ -181,6 +185,7 @@ class Decoder(nnx.Module):
         self.dtype = config.dtype
         self.dropout = config.dropout
         self.remat = config.remat
+        self.unroll = config.unroll
         self.embedding = nnx.Param(
             nnx.initializers.normal(dim**-0.5)(
                 rngs.params(), (config.vocab_size, dim), jnp.float32
@@ -293,7 +298,20 @@ class Decoder(nnx.Module):
             run = jax.checkpoint(run, prevent_cse=False)
         num_layers = jax.tree.leaves(state)[0].shape[0]
         layers = (state, jnp.arange(num_layers), projections)
-        return jax.lax.scan(run, x, layers)[0]
+        return jax.lax.scan(run, x, layers, unroll=self.unrolled(num_layers))[0]
+
+    def unrolled(self, num_layers: int) -> int:
+        """How many layers one turn of the loop over them holds.
+
+        On a CPU the loop's own work, stacking what the backward pass needs and taking
+        it apart again, is a sixth of a training step.
+        """
+        if self.unroll:
+            return min(self.unroll, num_layers)
+        if self.remat != "none":  # written out, what is recomputed would be shared
+            return 1
+        few = num_layers <= _MOST_UNROLLED and jax.default_backend() == "cpu"
+        return num_layers if few else 1
 
 
 def _default_positions(tokens, segment_ids, key_mask):

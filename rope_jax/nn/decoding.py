@@ -33,7 +33,7 @@ def init_cache(
       rolling: keep the first and the last tokens only, for rows without end.
 
     Returns:
-      The cache. What the layers keep has an axis of layers in front.
+      The cache.
 
     Raises:
       ValueError: a size does not fit, or the encoding cannot be decoded so, and why.
@@ -41,8 +41,8 @@ def init_cache(
     Example:
       >>> from rope_jax.nn.config import DecoderConfig
       >>> model = Decoder(DecoderConfig(num_layers=2), rngs=nnx.Rngs(0))
-      >>> init_cache(model, 3, 100).layers["key"].shape
-      (2, 3, 4, 100, 32)
+      >>> [memory["key"].shape for memory in init_cache(model, 3, 100).layers]
+      [(3, 4, 100, 32), (3, 4, 100, 32)]
     """
     if (capacity is None) == (rolling is None):
         raise ValueError(
@@ -70,7 +70,7 @@ def init_cache(
     )
     depth = jax.tree.leaves(state)[0].shape[0]
     return Cache(
-        layers=jax.tree.map(lambda leaf: jnp.stack([leaf] * depth), one),
+        layers=tuple(jax.tree.map(jnp.copy, one) for _ in range(depth)),
         positions=jnp.zeros((batch_size, capacity), jnp.int32),
         lengths=jnp.zeros((batch_size,), jnp.int32),
         rolling=rolling,
@@ -140,21 +140,20 @@ def _extend(model, tokens, cache, counts, positions):
     if model.encoding is not None:
         x = model.encoding.embed(x, view.positions)
     graph, state = nnx.split(model.blocks)
-
-    # The layers' states are carried, not mapped over, so that they stay in place.
-    def run(carry, block):
-        x, layers = carry
-        state, layer, projection = block
+    layers = []
+    # Written out, so that each layer's memory is an array that stays in place.
+    for index, memory in enumerate(cache.layers):
+        of_layer, projection = jax.tree.map(
+            lambda leaf, index=index: leaf[index], (state, projections)
+        )
         features = {"projection": projection} if model.linear else {}
-        block = nnx.merge(graph, state)
-        args = (model.encoding, layers, layer, view, cache.rolling, features)
-        return block.extend(x, *args), None
-
-    depth = jax.tree.leaves(state)[0].shape[0]
-    blocks = state, jnp.arange(depth), projections
-    (x, layers), _ = jax.lax.scan(run, (x, cache.layers), blocks)
+        block = nnx.merge(graph, of_layer)
+        x, memory = block.extend(
+            x, model.encoding, memory, view, cache.rolling, features
+        )
+        layers.append(memory)
     x = jnp.where(view.lost[..., None], jnp.nan, x)
-    return x, dataclasses.replace(cache, layers=layers)
+    return x, dataclasses.replace(cache, layers=tuple(layers))
 
 
 def _one_by_one(model, tokens, cache, counts):

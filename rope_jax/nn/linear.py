@@ -202,18 +202,12 @@ class LinearAttention(Projections):
             )
         return self.init_state(batch)
 
-    def extend(self, x, encoding, layers, layer, view, rolling, projection):
+    def extend(self, x, encoding, memory, view, rolling, projection):
         """Attend from new tokens to all before; arguments as for `Attention.extend`."""
         del rolling
-        state = jax.tree.map(lambda leaf: leaf[layer], layers)
-        out, state = self.advance(
-            state, x, view.positions, encoding, None, view.real, projection
+        return self.advance(
+            memory, x, view.positions, encoding, None, view.real, projection
         )
-
-        def put(leaf, new):
-            return leaf.at[layer].set(new)
-
-        return out, jax.tree.map(put, layers, state)
 
     def _feature_map(self, projection: jax.Array | None) -> FeatureFunction:
         if self.features == "elu":

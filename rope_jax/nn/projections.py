@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from rope_jax.nn.products import widening
+
 
 class Projections(nnx.Module):
     """Queries, keys and values of a layer's input, and the projection of its output."""
@@ -20,6 +22,7 @@ class Projections(nnx.Module):
                 use_bias=False,
                 dtype=dtype,
                 kernel_init=nnx.initializers.normal(dim**-0.5),
+                dot_general=widening,
                 rngs=rngs,
             )
 
