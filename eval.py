@@ -15,7 +15,7 @@ rope_jax/experiment/evaluation.py.
 
 from absl import flags
 
-from rope_jax.experiment import cli, distributed, eval_flags, evaluation
+from rope_jax.experiment import cli, distributed, eval_flags, evaluation, host
 
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "One run's directory, or one above runs.", required=True
@@ -26,6 +26,7 @@ def main(argv):
     """Evaluate every run below the workdir."""
     del argv
     distributed.start()
+    host.prepare()
     evaluation.evaluate_workdir(_WORKDIR.value, **eval_flags.chosen())
 
 

@@ -13,7 +13,7 @@ import pathlib
 from absl import flags
 from ml_collections import config_flags
 
-from rope_jax.experiment import cli, distributed, sweep
+from rope_jax.experiment import cli, distributed, host, sweep
 
 _QUICKSTART = pathlib.Path(__file__).parent / "configs" / "quickstart.py"
 
@@ -31,6 +31,7 @@ def main(argv):
     flag = flags.FLAGS["config"]
     name = pathlib.Path(config_flags.get_config_filename(flag)).stem
     config = sweep.select(_CONFIG.value, config_flags.get_override_values(flag))
+    host.prepare(config.train.batch_size // max(1, config.train.accumulate))
     sweep.run(config, _WORKDIR.value or f"runs/{name}")
 
 

@@ -5,11 +5,12 @@
 
 Both sides take the most likely byte each time, from one byte on to the length, with a
 cache of that length, the same weights and as many threads as they choose. Ours is
-`rope_jax.nn.generation.generate`; the peers are `decode_torch.py`, eager and compiled.
-Each side is one process that stays. The timed runs alternate between them, after one of
-each that is not timed. First the logits of 64 random bytes are compared, so that it is
-the same model. For each batch and length: the median and the spread (least and most) of
-bytes per second of the whole batch, and our median over that side's.
+`rope_jax.nn.generation.stream_over` with each core a device, as in the `sample`
+command; the peers are `decode_torch.py`, eager and compiled. Each side is one process
+that stays. The timed runs alternate between them, after one of each that is not timed.
+First the logits of 64 random bytes are compared, so that it is the same model. For each
+batch and length: the median and the spread (least and most) of bytes per second of the
+whole batch, and our median over that side's.
 """
 
 import argparse
@@ -27,10 +28,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from rope_jax.experiment import host
 from rope_jax.nn.config import DecoderConfig
 from rope_jax.nn.decoder import Decoder
 from rope_jax.nn.decoding import extend, init_cache
-from rope_jax.nn.generation import generate
+from rope_jax.nn.generation import stream_over
 from rope_jax.nn.sampling import Sampling
 
 _PEER = pathlib.Path(__file__).with_name("decode_torch.py")
@@ -44,7 +46,8 @@ class Ours:
 
     def __init__(self, graphdef, params):
         self.graphdef, self.params = graphdef, params
-        self.about = f"jax {jax.__version__} on {jax.devices()[0].device_kind}"
+        kind, count = jax.devices()[0].device_kind, jax.device_count()
+        self.about = f"jax {jax.__version__}, {count} devices of kind {kind}"
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
         """Logits `[T, B, V]` after tokens `[B, T]`."""
@@ -56,25 +59,23 @@ class Ours:
 
         return np.swapaxes(run(self.params)[0], 0, 1)
 
-    def _empty(self, batch: int, capacity: int):
-        model = nnx.merge(self.graphdef, self.params)
-        return jax.jit(lambda: init_cache(model, batch, capacity))()
-
     def seconds(self, batch: int, length: int) -> float:
-        """What `length` bytes for each of `batch` rows take."""
-        cache = self._empty(batch, length + 1)
+        """What `length` bytes for each of `batch` rows take, making the cache too."""
+        model = nnx.merge(self.graphdef, self.params)
         prompts = np.full((batch, 1), 10, np.int32)
-        jax.block_until_ready(cache)
         began = time.perf_counter()
-        generate(
+        parts = stream_over(
+            jax.devices(),
             self.graphdef,
             self.params,
             prompts,
+            make_cache=lambda rows: init_cache(model, rows, length + 1),
             max_new_tokens=length,
             key=jax.random.key(0),
             sampling=Sampling(temperature=0.0),
-            cache=cache,
         )
+        for _ in parts:
+            pass
         return time.perf_counter() - began
 
 
@@ -213,6 +214,7 @@ def main() -> None:
     parser.add_argument("--no_compile", action="store_true", help="no torch.compile")
     parser.add_argument("--out", type=pathlib.Path)
     options = parser.parse_args()
+    host.prepare()
     graphdef, params = make_model(options)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         weights = pathlib.Path(folder) / "weights.npz"

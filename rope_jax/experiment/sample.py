@@ -17,6 +17,7 @@ bytes and the last W, at the distances that they have in the cache (Xiao et al. 
 so that the text may be of any length.
 """
 
+import functools
 import os
 import pathlib
 import sys
@@ -25,15 +26,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from rope_jax.experiment import cli, trained
+from rope_jax.experiment import cli, host, trained
 from rope_jax.experiment.text_stream import TextStream, silence_stdout
 from rope_jax.nn.cache import Rolling
 from rope_jax.nn.decoding import init_cache
-from rope_jax.nn.generation import stream
+from rope_jax.nn.generation import stream_over
 from rope_jax.nn.sampling import Sampling
 
 _START = b"\n"
@@ -102,18 +102,19 @@ class Samples:
             yield part.astype(np.uint8)
 
     def _stream(self, length: int) -> Iterator[np.ndarray]:
-        return stream(
+        return stream_over(
+            jax.local_devices(),
             self._run.graphdef,
             self._run.params,
-            jnp.asarray(self._prompts),
+            self._prompts,
+            make_cache=self._make_cache,
             max_new_tokens=length,
             key=jax.random.key(self._request.seed),
             sampling=self._request.sampling,
-            cache=self._make_cache(),
         )
 
     def _checked_cache(self):
-        """A function that makes an empty cache, of the same size every time."""
+        """A function that makes an empty cache for so many rows, of one capacity."""
         run, request, model = self._run, self._request, self._run.model
         rows, prompted = self._prompts.shape
         capacity = prompted + request.length
@@ -130,12 +131,12 @@ class Samples:
         else:
             flag = f"--length={request.length}"
 
-        @jax.jit
-        def make():
+        @functools.partial(jax.jit, static_argnums=0)
+        def make(rows):
             return init_cache(model, rows, capacity, rolling=request.rolling)
 
         try:
-            jax.eval_shape(make)
+            jax.eval_shape(functools.partial(make, rows))
         except ValueError as error:
             raise run.refused(flag, error) from error
         return make
@@ -257,6 +258,7 @@ def main(argv):
         sampling=_sampling(values),
         rolling=_rolling(values),
     )
+    host.prepare()
     run = trained.load(values["workdir"], values["step"])
     out = TextStream(sys.stdout.buffer)
     sample(run, request, out, echo=values["echo"])

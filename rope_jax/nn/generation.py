@@ -2,11 +2,13 @@
 
 A few steps run as one compiled loop on the device, and the next few are on their way
 before the tokens of the last are fetched, so that the device never waits for Python.
-The key of a step follows from its number: the size of the chunks changes nothing.
+The key of a draw follows from the numbers of its step and its row: neither the size of
+the chunks nor how rows are split over devices changes anything.
 """
 
 import functools
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -87,6 +89,7 @@ def stream(
     sampling: Sampling | None = None,
     cache: Cache | None = None,
     chunk: int = 16,
+    first_row: int = 0,
 ) -> Iterator[np.ndarray]:
     """Continue prompts, a few tokens at a time.
 
@@ -103,6 +106,7 @@ def stream(
       sampling: see there.
       cache: see there.
       chunk: tokens in each part; the last may have fewer.
+      first_row: the number of the first row, for its draws.
 
     Returns:
       Arrays `[B, n]` of new tokens.
@@ -122,12 +126,68 @@ def stream(
         params,
         (jnp.asarray(prompts), None if mask.all() else jnp.asarray(mask)),
         cache,
-        key,
+        (key, np.int32(first_row)),
         max_new_tokens,
     )
 
 
-def _parts(static, params, prompts, cache, key, total):
+def stream_over(
+    devices: Sequence[jax.Device],
+    graphdef: nnx.GraphDef,
+    params,
+    prompts: jax.Array,
+    *,
+    make_cache: Callable[[int], Cache],
+    key_mask: jax.Array | None = None,
+    **options,
+) -> Iterator[np.ndarray]:
+    """`stream` with its rows split over devices, each of which goes on by itself.
+
+    Rows do not look at each other, so the devices never wait. Each has all the
+    parameters. The cores of a CPU as devices are faster than one device with all cores
+    from two rows on: the products of one token are too small to be split.
+
+    Args:
+      devices: as many as there are rows are used.
+      graphdef: as for `stream`, and so on.
+      params: see there.
+      prompts: see there.
+      make_cache: makes the cache of a device for a number of rows.
+      key_mask: see `stream`.
+      options: further ones of `stream`, but for the cache.
+
+    Returns:
+      Arrays `[B, n]` of new tokens, the same as of `stream`.
+
+    Raises:
+      ValueError: as for `stream`.
+    """
+    prompts = np.asarray(prompts)
+    streams = []
+    for device, rows in zip(devices, _split(len(prompts), len(devices)), strict=False):
+        with jax.default_device(device):
+            streams.append(
+                stream(
+                    graphdef,
+                    jax.device_put(params, device),
+                    prompts[rows],
+                    key_mask=None if key_mask is None else np.asarray(key_mask)[rows],
+                    cache=make_cache(len(prompts[rows])),
+                    first_row=rows.start,
+                    **options,
+                )
+            )
+    return (np.concatenate(parts) for parts in zip(*streams, strict=True))
+
+
+def _split(rows: int, parts: int) -> list[slice]:
+    """At most `parts` slices of equal or nearly equal numbers of rows, none empty."""
+    parts = max(1, min(rows, parts))
+    ends = [rows * part // parts for part in range(parts + 1)]
+    return [slice(*pair) for pair in itertools.pairwise(ends)]
+
+
+def _parts(static, params, prompts, cache, draws, total):
     """The parts of `stream`: each is fetched when the one after it is under way."""
     graphdef, sampling, chunk = static
     if total == 0:
@@ -137,7 +197,15 @@ def _parts(static, params, prompts, cache, key, total):
     while total is None or start < total:
         end = np.int32(2**31 - 1 if total is None else total)
         tokens, logits, cache = _steps(
-            graphdef, sampling, chunk, params, logits, cache, key, np.int32(start), end
+            graphdef,
+            sampling,
+            chunk,
+            params,
+            logits,
+            cache,
+            draws,
+            np.int32(start),
+            end,
         )
         if under_way is not None:
             yield np.asarray(under_way)
@@ -153,16 +221,23 @@ def _prefill(graphdef, params, prompts, key_mask, cache):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(4, 5))
-def _steps(graphdef, sampling, chunk, params, logits, cache, key, start, end):
+def _steps(graphdef, sampling, chunk, params, logits, cache, draws, start, end):
     """`chunk` tokens `[B, chunk]` from step `start`; steps past the end write nothing.
 
     Also the logits and the cache to go on with.
     """
     model = nnx.merge(graphdef, params)
+    key, first_row = draws
+    rows = first_row + jnp.arange(logits.shape[0], dtype=jnp.int32)
+
+    def draw(key, logits):
+        return next_token(key, logits, sampling)
 
     def step(carry, number):
         logits, cache = carry
-        token = next_token(jax.random.fold_in(key, number), logits, sampling)
+        of_step = jax.random.fold_in(key, number)
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(of_step, rows)
+        token = jax.vmap(draw)(keys, logits)
         wanted = jnp.broadcast_to(number < end, (token.shape[0], 1))
         logits, cache = extend(
             model, token[:, None], cache, key_mask=wanted, last_only=True
