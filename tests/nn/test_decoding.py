@@ -166,11 +166,11 @@ def weights_of_zeros(heads, held, new, capacity):
     @jax.jit
     def weights(cache):
         view, _ = admit(cache, jnp.array([new]), None, length=new, window=0)
-        value = jnp.broadcast_to(jnp.eye(capacity), (1, 1, 1, capacity, capacity))
-        layers = {"key": jnp.ones_like(value), "value": value, "extras": None}
+        value = jnp.eye(capacity)[None, None]
+        memory = {"key": jnp.ones_like(value), "value": value, "extras": None}
         queries = Queries(jnp.zeros((1, new, heads, capacity)), None, None)
         options = {"rolling": None, "window": 0, "scale": 1.0}
-        return attend(queries, layers, 0, view, encoding, **options)[0, :, 0]
+        return attend(queries, memory, view, encoding, **options)[0, :, 0]
 
     return np.asarray(weights(cache))
 
@@ -204,7 +204,8 @@ def test_a07_padding_takes_no_slot():
         step, init_cache(model, 3, 8), TOKENS, [(3, 3, 3)], left=[0]
     )
     np.testing.assert_allclose(logits[0], full(TOKENS)[0, :3], atol=1e-5)
-    written = np.abs(np.asarray(cache.layers["key"])).max(axis=(0, 2, 4)) > 0
+    keys = np.stack([memory["key"] for memory in cache.layers])
+    written = np.abs(keys).max(axis=(0, 2, 4)) > 0
     assert written.tolist() == [[True] * 3 + [False] * 5] * 3
 
 
@@ -259,10 +260,8 @@ def test_g06_a_full_cache_is_never_written_over():
         step, init_cache(model, 3, 8), TOKENS, [(6, 6, 2), (4, 4, 4)]
     )
     before = in_parts(step, init_cache(model, 3, 8), TOKENS, [(6, 6, 2), (2, 2, 2)])[1]
-    for now, then in zip(
-        cache.layers["key"][:, :2], before.layers["key"][:, :2], strict=True
-    ):
-        np.testing.assert_array_equal(now, then)
+    for now, then in zip(cache.layers, before.layers, strict=True):
+        np.testing.assert_array_equal(now["key"][:2], then["key"][:2])
     np.testing.assert_allclose(logits[0][:8], full(TOKENS)[0, :8], atol=1e-5)
     assert np.isnan(logits[0][8:]).all()
     assert np.isfinite(logits[2]).all()
@@ -306,7 +305,7 @@ def test_the_window_of_the_model_holds_in_the_cache(encoding):
 def test_grouped_heads_and_a_smaller_type():
     model, full, step = build(encoding="rope", num_kv_heads=1)
     cache = init_cache(model, 3, 16, dtype=jnp.bfloat16)
-    assert cache.layers["key"].shape == (2, 3, 1, 16, 16)
+    assert [memory["key"].shape for memory in cache.layers] == [(3, 1, 16, 16)] * 2
     assert {x.dtype for x in jax.tree.leaves(cache.layers)} == {jnp.dtype("bfloat16")}
     logits, _ = in_parts(step, cache, TOKENS, [(6, 6, 6), (6, 6, 6)])
     gap = np.abs(np.asarray(logits) - full(TOKENS)).max()

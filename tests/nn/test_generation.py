@@ -1,6 +1,7 @@
 """Generation: one compilation, one key a step, and nothing written past the end."""
 
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -14,7 +15,7 @@ from rope_jax.nn.cache import Rolling
 from rope_jax.nn.config import DecoderConfig
 from rope_jax.nn.decoder import Decoder
 from rope_jax.nn.decoding import init_cache
-from rope_jax.nn.generation import generate, stream
+from rope_jax.nn.generation import generate, stream, stream_over
 from rope_jax.nn.sampling import Sampling
 
 KEY = jax.random.key(0)
@@ -167,11 +168,30 @@ def test_the_cache_is_written_in_place(model):
         lambda params: init_cache(nnx.merge(graphdef, params), 8, 2048), params
     )
     logits = jax.ShapeDtypeStruct((8, 256), jnp.float32)
-    numbers = np.int32(0), np.int32(4)
+    draws, numbers = (KEY, np.int32(0)), (np.int32(0), np.int32(4))
     steps = generation._steps.lower(
-        graphdef, GREEDY, 4, params, logits, cache, KEY, *numbers
+        graphdef, GREEDY, 4, params, logits, cache, draws, *numbers
     )
     memory = steps.compile().memory_analysis()
     held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
     assert memory.alias_size_in_bytes >= held
     assert memory.temp_size_in_bytes < held / 4
+
+
+def test_rows_split_over_devices_give_the_same_text(model):
+    """Seven rows on three devices, drawn: 2, 2 and 3 of them, each row as before."""
+    graphdef, params = model
+    prompts = np.arange(7)[:, None] + np.array([[3, 1, 4]])
+    options = {"max_new_tokens": 5, "key": KEY, "chunk": 2}
+    cache = functools.partial(init_cache, nnx.merge(graphdef, params), capacity=8)
+    alone = np.concatenate(
+        [*stream(graphdef, params, prompts, cache=cache(7), **options)], axis=1
+    )
+    parts = [
+        *stream_over(
+            jax.devices()[:3], graphdef, params, prompts, make_cache=cache, **options
+        )
+    ]
+    assert [part.shape for part in parts] == [(7, 2), (7, 2), (7, 1)]
+    np.testing.assert_array_equal(np.concatenate(parts, axis=1), alone)
+    assert len({tuple(row) for row in alone.tolist()}) == 7  # each its own draws

@@ -52,7 +52,7 @@ def test_a_layer_sees_the_sinks_and_the_window_as_a_row_of_their_own(encoding, s
         model, TOKENS, init_cache(model, 2, rolling=rolling), key_mask=mask
     )
     size = sinks + 4
-    assert cache.layers["key"].shape[-2] == size
+    assert cache.layers[0]["key"].shape[-2] == size
     assert cache.lengths.tolist() == [14, 11]
     full = jax.jit(Decoder.__call__)
     start = full(model, TOKENS[:, :size])  # nothing has left the cache yet
