@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from benchmarks.measure import integers
 from rope_jax.experiment import host
 from rope_jax.nn.config import DecoderConfig
 from rope_jax.nn.decoder import Decoder
@@ -203,8 +204,8 @@ def measure(sides: list, batch: int, length: int, repeats: int) -> list[dict]:
 def main() -> None:
     """Measure, print, and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batches", type=_integers, default=[1, 8, 32])
-    parser.add_argument("--lengths", type=_integers, default=[256, 1024, 2048])
+    parser.add_argument("--batches", type=integers, default=[1, 8, 32])
+    parser.add_argument("--lengths", type=integers, default=[256, 1024, 2048])
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--model_dim", type=int, default=128)
     parser.add_argument("--heads", type=int, default=4)
@@ -243,10 +244,6 @@ def table(sides: list, options) -> list[dict]:
                     flush=True,
                 )
     return rows
-
-
-def _integers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 if __name__ == "__main__":

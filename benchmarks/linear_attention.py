@@ -18,6 +18,7 @@ import time
 import jax
 import jax.numpy as jnp
 
+from benchmarks.measure import integers
 from rope_jax import attention, frequencies, rope
 from rope_jax.functional.feature_maps import favor_projection, favor_softmax
 from rope_jax.functional.linear_attention import linear_attention
@@ -79,7 +80,7 @@ def main() -> None:
     """Measure, print, and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     doubled = [8192 * 2**i for i in range(5)]
-    parser.add_argument("--lengths", type=_integers, default=doubled)
+    parser.add_argument("--lengths", type=integers, default=doubled)
     parser.add_argument("--softmax_to", type=int, default=32_768)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--head_dim", type=int, default=24)
@@ -96,10 +97,6 @@ def main() -> None:
         rows += series(name, run, lengths, options)
     if options.out:
         options.out.write_text(json.dumps(rows, indent=1) + "\n")
-
-
-def _integers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 if __name__ == "__main__":
