@@ -6,8 +6,12 @@ means of unequal batches is not the mean over targets; whoever reports a number
 divides once, at the end. Bits per byte are nats / (bytes * ln 2).
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
+
+from rope_jax.experiment.token_chunks import Chunks, Head
 
 
 def token_nats(logits: jax.Array, targets: jax.Array) -> jax.Array:
@@ -80,17 +84,125 @@ def cross_entropy(
       >>> round(float(nats), 5), float(count)
       (9.21034, 2.0)
     """
+    _check_weights(weights, targets)
+    nats = _sum(_scored_nats(logits, targets, weights), weights)
+    return nats, _count(targets, weights)
+
+
+def head_cross_entropy(
+    head: Head,
+    hidden: jax.Array,
+    targets: jax.Array,
+    weights: jax.Array | None = None,
+    *,
+    most_tokens: int | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """`cross_entropy(head(hidden), ...)`, with never more than some of the logits.
+
+    The gradient of a chunk is taken while its logits are there, so that none are made
+    twice: what the loss is divided by comes later and is one factor for all.
+
+    Args:
+      head: gives the logits `[B, t, V]` of `[B, t, D]`.
+      hidden: `[B, T, D]`, what the head takes.
+      targets: `[B, T]`, as for `cross_entropy`.
+      weights: `[B, T]`, as for `cross_entropy`.
+      most_tokens: as for `token_chunks.Chunks.of`.
+
+    Returns:
+      `(nats, count)`, as `cross_entropy`. Gradients reach `hidden`, the weights and
+      what the head closes over; one reverse-mode derivative only, if there are chunks.
+
+    Raises:
+      ValueError: as `cross_entropy`.
+    """
+    chunks = Chunks.of(head, hidden, most_tokens)
+    if chunks.count == 1:
+        return cross_entropy(head(hidden), targets, weights)
+    if hidden.shape[:-1] != targets.shape:
+        raise ValueError(
+            "hidden must be [B, T, D] for targets [B, T], "
+            f"got hidden {hidden.shape} and targets {targets.shape}"
+        )
+    _check_weights(weights, targets)
+    each = jnp.ones(targets.shape) if weights is None else weights
+    each = each.astype(jnp.float32)
+    head, closed = jax.closure_convert(head, jax.eval_shape(chunks.take, hidden, 0))
+    nats = _nats_by_chunks(head, chunks, closed, hidden, targets, each)
+    return nats, _count(targets, weights)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _nats_by_chunks(head, chunks, closed, hidden, targets, weights):
+    def add(i, total):
+        part = [chunks.take(x, i) for x in (targets, weights)]
+        logits = head(chunks.take(hidden, i), *closed)
+        return total + _sum(_scored_nats(logits, *part), part[1] * chunks.new(i)[None])
+
+    return jax.lax.fori_loop(0, chunks.count, add, jnp.zeros(()))
+
+
+def _nats_forward(head, chunks, closed, hidden, targets, weights):
+    """The sum, and its gradients with respect to the floating arguments."""
+
+    def add(i, carry):
+        nats, each, d_closed, d_hidden = carry
+        target, weight, before = (
+            chunks.take(x, i) for x in (targets, weights, d_hidden)
+        )
+
+        def of_chunk(closed, hidden):
+            found = _scored_nats(head(hidden, *closed), target, weight)
+            return _sum(found, weight * chunks.new(i)[None]), found
+
+        one = chunks.take(hidden, i)
+        part, pull_back, found = jax.vjp(of_chunk, closed, one, has_aux=True)
+        d_part, d_one = pull_back(jnp.ones_like(part))
+        d_closed = jax.tree.map(jnp.add, d_closed, d_part)
+        each = chunks.put(each, found, i)
+        return nats + part, each, d_closed, chunks.put(d_hidden, before + d_one, i)
+
+    start = jax.tree.map(jnp.zeros_like, (jnp.zeros(()), weights, closed, hidden))
+    nats, each, d_closed, d_hidden = jax.lax.fori_loop(0, chunks.count, add, start)
+    d_weights = jnp.where(weights != 0, each, 0)
+    return nats, (d_closed, d_hidden, d_weights)
+
+
+def _nats_backward(head, chunks, saved, gradient):
+    del head, chunks
+    scaled = jax.tree.map(lambda x: (gradient * x).astype(x.dtype), saved)
+    d_closed, d_hidden, d_weights = scaled
+    return d_closed, d_hidden, None, d_weights
+
+
+_nats_by_chunks.defvjp(_nats_forward, _nats_backward)
+
+
+def _scored_nats(logits, targets, weights):
+    """The nats of every target; those that are not scored mean nothing."""
     if weights is None:
-        nats = token_nats(logits, targets)
-        return jnp.sum(nats), jnp.asarray(nats.size, jnp.float32)
-    if weights.shape != targets.shape:
+        return token_nats(logits, targets)
+    # The selection stands before the softmax as well: 0 * nan would be nan, and so
+    # would the gradient of a where() that stood only behind it.
+    return token_nats(jnp.where((weights != 0)[..., None], logits, 0), targets)
+
+
+def _sum(nats, weights):
+    if weights is None:
+        return jnp.sum(nats)
+    weights = weights.astype(jnp.float32)
+    return jnp.sum(jnp.where(weights != 0, nats * weights, 0))
+
+
+def _count(targets, weights):
+    if weights is None:
+        return jnp.asarray(targets.size, jnp.float32)
+    return jnp.sum(weights.astype(jnp.float32))
+
+
+def _check_weights(weights, targets):
+    if weights is not None and weights.shape != targets.shape:
         raise ValueError(
             "weights must have the shape of the targets, "
             f"got {weights.shape} and {targets.shape}"
         )
-    # The selection stands before the softmax as well: 0 * nan would be nan, and so
-    # would the gradient of a where() that stood only behind it.
-    weights = weights.astype(jnp.float32)
-    scored = weights != 0
-    nats = token_nats(jnp.where(scored[..., None], logits, 0), targets)
-    return jnp.sum(jnp.where(scored, nats * weights, 0)), jnp.sum(weights)

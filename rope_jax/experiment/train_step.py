@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from rope_jax.experiment.loss import cross_entropy
+from rope_jax.experiment.loss import head_cross_entropy
 
 # What a batch may hold beside `inputs` and `targets`; all are [B, T].
 _OPTIONAL = ("weights", "positions", "segment_ids", "key_mask")
@@ -84,8 +84,9 @@ def make_train_step(
     model takes them.
 
     Args:
-      graphdef: static part of the model, from `nnx.split`. The model is called with
-        the inputs, what else the batch holds, `dropout_key` and `step`.
+      graphdef: static part of the model, from `nnx.split`. The model's `hidden` is
+        called with the inputs, what else the batch holds, `dropout_key` and `step`,
+        and its `logits` with some tokens of the result at a time.
       optimizer: as made by `make_optimizer`.
       accumulate: micro-batches that a batch is split into; must divide B.
       state_shardings: where the new state lies; None leaves it to the compiler.
@@ -159,8 +160,8 @@ def _make_update(graphdef, optimizer, accumulate):
         inputs, targets = batch.pop("inputs"), batch.pop("targets")
         weights = batch.pop("weights", None)
         model = nnx.merge(graphdef, params)
-        logits = model(inputs, **batch, dropout_key=dropout_key, step=step)
-        return cross_entropy(logits, targets, weights)
+        hidden = model.hidden(inputs, **batch, dropout_key=dropout_key, step=step)
+        return head_cross_entropy(model.logits, hidden, targets, weights)
 
     def train_step(state: TrainState, batch: dict) -> tuple[TrainState, dict]:
         _check_batch(batch, accumulate)

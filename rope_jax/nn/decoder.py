@@ -249,6 +249,33 @@ class Decoder(nnx.Module):
             to an encoding that makes its own; or they are missing where segments
             and a mask leave them open.
         """
+        x = self.hidden(
+            tokens,
+            positions=positions,
+            segment_ids=segment_ids,
+            key_mask=key_mask,
+            dropout_key=dropout_key,
+            step=step,
+        )
+        return self.logits(x if last is None else x[:, -last:])
+
+    def hidden(
+        self,
+        tokens: jax.Array,
+        *,
+        positions: jax.Array | None = None,
+        segment_ids: jax.Array | None = None,
+        key_mask: jax.Array | None = None,
+        dropout_key: jax.Array | None = None,
+        step: jax.Array | None = None,
+    ) -> jax.Array:
+        """The last layer's output, which `logits` takes, for some tokens or all.
+
+        Args and errors are those of `__call__`.
+
+        Returns:
+          `[B, T, D]`.
+        """
         if positions is None:
             positions = _default_positions(tokens, segment_ids, key_mask)
         elif self.encoding is not None and self.encoding.own_positions:
@@ -263,8 +290,7 @@ class Decoder(nnx.Module):
             positions = self.encoding.place(positions, place_key)
             x = self.encoding.embed(x, positions)
         x = _dropout(x, self.dropout, embed_key)
-        x = self._run_blocks(x, positions, segment_ids, key_mask, dropout_key, step)
-        return self.logits(x if last is None else x[:, -last:])
+        return self._run_blocks(x, positions, segment_ids, key_mask, dropout_key, step)
 
     def embed(self, tokens):
         """Embeddings `[B, T, D]` of tokens, without positions."""

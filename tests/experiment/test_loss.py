@@ -5,7 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rope_jax.experiment.loss import cross_entropy, token_nats
+from rope_jax.experiment.config import MeshConfig
+from rope_jax.experiment.loss import cross_entropy, head_cross_entropy, token_nats
+from rope_jax.experiment.mesh import batch_sharding, make_mesh
+from rope_jax.experiment.token_chunks import Chunks
 
 
 def reference_nats(logits, targets):
@@ -109,3 +112,134 @@ def test_wrong_arguments_raise():
         token_nats(logits.astype(jnp.int32), targets)
     with pytest.raises(ValueError, match="weights must have the shape"):
         cross_entropy(logits, targets, jnp.ones((2, 1)))
+
+
+def head_case(batch=2, length=1000, dim=8, classes=256):
+    """Hidden states, a head, targets and weights of 0, 1 and 0.5."""
+    rng = np.random.default_rng(0)
+    hidden = jnp.asarray(rng.normal(0, 2, (batch, length, dim)), jnp.float32)
+    head = jnp.asarray(rng.normal(0, 1, (dim, classes)), jnp.float32)
+    targets = jnp.asarray(rng.integers(0, classes, (batch, length)), jnp.int32)
+    weights = jnp.asarray(rng.choice([0, 1, 0.5], (batch, length)), jnp.float32)
+    return hidden, head, targets, weights
+
+
+def reference_loss(hidden, head, targets, weights):
+    """The sum of nats and its gradients (hidden, head, weights), in float64."""
+    hidden, head, weights = (np.float64(x) for x in (hidden, head, weights))
+    logits = hidden @ head
+    shifted = logits - logits.max(-1, keepdims=True)
+    share = np.exp(shifted) / np.exp(shifted).sum(-1, keepdims=True)
+    chosen = np.eye(head.shape[1])[np.asarray(targets)]
+    nats = -np.log((share * chosen).sum(-1))
+    d_logits = weights[..., None] * (share - chosen)
+    d_head = np.einsum("btd,btv->dv", hidden, d_logits)
+    return (nats * weights).sum(), (d_logits @ head.T, d_head, nats * (weights != 0))
+
+
+@pytest.mark.parametrize("rows", ["weights", "all"])
+@pytest.mark.parametrize("most_tokens", [2 * 64, 2 * 100, 2 * 1000])
+def test_t16_chunks_of_the_logits_give_the_whole_loss(most_tokens, rows):
+    """T = 1000, V = 256 in chunks of 64 (which do not divide it), 100 and T."""
+    hidden, head, targets, weights = head_case()
+    if rows == "all":
+        weights = jnp.ones_like(weights)
+    right, gradients = reference_loss(hidden, head, targets, weights)
+
+    def loss(hidden, head, weights):
+        given = weights if rows == "weights" else None
+        options = {"most_tokens": most_tokens}
+        return head_cross_entropy(lambda x: x @ head, hidden, targets, given, **options)
+
+    found = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))
+    (nats, count), slopes = found(hidden, head, weights)
+    assert float(jax.jit(loss)(hidden, head, weights)[0]) == pytest.approx(float(nats))
+    assert float(nats) == pytest.approx(right, rel=1e-6)
+    assert float(count) == float(weights.sum())
+    for slope, gradient in zip(slopes[:2], gradients, strict=False):
+        np.testing.assert_allclose(slope, gradient, atol=2e-4)
+    if rows == "weights":
+        np.testing.assert_allclose(slopes[2], gradients[2], rtol=1e-5, atol=1e-5)
+
+
+def test_t16_chunks_of_several_runs_and_of_bfloat16():
+    """Mapped over runs with a head each; the head's gradient is float32."""
+    hidden, head, targets, weights = head_case(length=30)
+    heads = jnp.stack([head, -head]).astype(jnp.bfloat16).astype(jnp.float32)
+    hidden = hidden.astype(jnp.bfloat16)
+
+    def loss(head, hidden):
+        logits = lambda x: jnp.einsum(  # noqa: E731
+            "btd,dv->btv",
+            x,
+            head.astype(jnp.bfloat16),
+            preferred_element_type=jnp.float32,
+        )
+        return head_cross_entropy(logits, hidden, targets, weights, most_tokens=14)[0]
+
+    run = jax.jit(jax.vmap(jax.value_and_grad(loss, (0, 1)), in_axes=(0, None)))
+    nats, (d_heads, d_hidden) = run(heads, hidden)
+    assert (d_heads.dtype, d_hidden.dtype) == (jnp.float32, jnp.bfloat16)
+    for i in range(2):
+        right, gradients = reference_loss(hidden, heads[i], targets, weights)
+        np.testing.assert_allclose(nats[i], right, rtol=1e-4)
+        np.testing.assert_allclose(d_hidden[i], gradients[0], atol=0.05)
+        np.testing.assert_allclose(d_heads[i], gradients[1], atol=0.2)
+
+
+def test_t16_what_is_not_scored_is_nothing_in_chunks_too():
+    hidden, head, targets, weights = head_case(length=30)
+    hidden = hidden.at[weights == 0].set(jnp.nan)
+    options = {"most_tokens": 14}
+
+    def loss(hidden, head):
+        return head_cross_entropy(
+            lambda x: x @ head, hidden, targets, weights, **options
+        )
+
+    (nats, _), slopes = jax.value_and_grad(loss, (0, 1), has_aux=True)(hidden, head)
+    assert np.isfinite(nats)
+    assert np.all(np.isfinite(slopes[0])) and np.all(slopes[0][weights == 0] == 0)
+
+
+def test_t16_temporary_memory_does_not_hold_the_logits():
+    """T = 65,536, V = 256: the logits alone are 64 MiB."""
+    hidden = jax.ShapeDtypeStruct((1, 65536, 16), jnp.float32)
+    head = jax.ShapeDtypeStruct((16, 256), jnp.float32)
+    targets = jnp.zeros((1, 65536), jnp.int32)
+
+    def whole(hidden, head):
+        return cross_entropy(hidden @ head, targets)[0]
+
+    def chunks(hidden, head):
+        return head_cross_entropy(lambda x: x @ head, hidden, targets)[0]
+
+    def temporary(loss):
+        compiled = jax.jit(loss).lower(hidden, head).compile()
+        return compiled.memory_analysis().temp_size_in_bytes / 2**20
+
+    for grad in (lambda f: f, lambda f: jax.grad(f, (0, 1))):
+        assert temporary(grad(whole)) >= 64
+        assert temporary(grad(chunks)) <= 18
+
+
+def test_chunks_move_no_tokens_between_devices():
+    """Rows over 2 data x 2 fsdp, tokens over 2 sequence: each has a share."""
+    hidden, head, targets, weights = head_case(batch=4, length=60)
+
+    def loss(hidden, head, targets, weights):
+        logits = lambda x: x @ head  # noqa: E731
+        return head_cross_entropy(logits, hidden, targets, weights, most_tokens=6)
+
+    slopes = jax.value_and_grad(loss, (0, 1), has_aux=True)
+    alone = jax.jit(slopes)(hidden, head, targets, weights)
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, sequence=2))
+    with jax.set_mesh(mesh):
+        assert Chunks.of(lambda x: x @ head, hidden, 6) == Chunks(2, 30, 6)
+        put = lambda x: jax.device_put(x, batch_sharding(mesh))  # noqa: E731
+        arguments = put(hidden), head, put(targets), put(weights)
+        compiled = jax.jit(slopes).lower(*arguments).compile()
+        split = compiled(*arguments)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), alone, split)
+    assert "all-gather" not in compiled.as_text()
+    assert "all-reduce" in compiled.as_text()

@@ -87,12 +87,15 @@ class TwoRates(nnx.Module):
     def __init__(self):
         self.w = nnx.Param(jnp.zeros(()))
 
-    def __call__(self, tokens, *, dropout_key, step):
+    def hidden(self, tokens, *, dropout_key, step):
         del dropout_key, step
         nats, gradient = jnp.array([2.0, 1.0]), jnp.array([0.4, 0.1])
         offset, slope = -jnp.log(jnp.expm1(nats)), gradient / jnp.expm1(-nats)
         logit = offset[tokens] + slope[tokens] * self.w[...]
         return jnp.stack([logit, jnp.zeros_like(logit)], -1)
+
+    def logits(self, x):
+        return x
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -291,9 +294,9 @@ def test_one_trace_serves_every_step():
     traces = []
 
     class Counted(TwoRates):
-        def __call__(self, tokens, **kwargs):
+        def hidden(self, tokens, **kwargs):
             traces.append(tokens.shape)
-            return super().__call__(tokens, **kwargs)
+            return super().hidden(tokens, **kwargs)
 
     graphdef, params = split(Counted())
     step = make_train_step(graphdef, SGD)
