@@ -10,7 +10,7 @@ import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from rope_jax.experiment import distributed
+from rope_jax.experiment import compilation_cache, distributed
 from rope_jax.experiment.config import Config
 from rope_jax.experiment.errors import RunError
 
@@ -22,7 +22,8 @@ def run(main) -> None:
     printed without a traceback (ROPE_JAX_TRACEBACK=1 shows it), and so is a lack of
     memory; anything else is a fault and keeps it. The libraries' own log lines below
     warnings are off unless --verbosity asks for them. One process of several ends in
-    a way that the others notice.
+    a way that the others notice. What is compiled is kept for the next run (see
+    `compilation_cache`).
     """
 
     def guarded(argv):
@@ -30,6 +31,7 @@ def run(main) -> None:
             _fail(f"unexpected argument {argv[1]!r}; options are written --name=value")
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)
+        compilation_cache.enable()
         try:
             main(argv)
         except BaseException as error:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from absl import logging
 
 from rope_jax.experiment import distributed, init_from, run_directory
 from rope_jax.experiment.checkpoint import Checkpoints, abstract_model
@@ -284,7 +283,7 @@ def _compile(runs: list[Run], mesh, corpus: sources.Corpus | Task) -> Callable:
     else:
         joint_step = make_joint_step(graphdef, optimizer, len(runs), **options)
         step = joint_step.lower([state] * len(runs), [batch] * len(runs)).compile()
-    logging.info("compiled the step in %.1f s", time.monotonic() - began)
+    distributed.say(f"compiled the step in {time.monotonic() - began:.1f} s")
     return step
 
 
