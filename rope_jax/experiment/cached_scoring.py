@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from rope_jax.experiment.scoring import Outputs
 from rope_jax.nn import decoding
 
 
@@ -21,15 +22,15 @@ class CachedApply:
     graphdef: nnx.GraphDef
     after: int
 
-    def __call__(self, params, inputs: jax.Array, *, last: int) -> jax.Array:
-        """Logits `[B, last, V]` after the last tokens of inputs `[B, W]`."""
+    def __call__(self, params, inputs: jax.Array, *, last: int) -> Outputs:
+        """What gives the logits after the last tokens of inputs `[B, W]`."""
         model = nnx.merge(self.graphdef, params)
         rows, length = inputs.shape
         cache = decoding.init_cache(model, rows, length)
         border = max(0, length - self.after)
-        logits = []
+        hidden = []
         for part in (inputs[:, :border], inputs[:, border:]):
             if part.shape[1]:
-                found, cache = decoding.extend(model, part, cache)
-                logits.append(found)
-        return jnp.concatenate(logits, axis=1)[:, -last:]
+                found, cache = decoding.extend_hidden(model, part, cache)
+                hidden.append(found)
+        return Outputs(jnp.concatenate(hidden, axis=1)[:, -last:], model.logits)

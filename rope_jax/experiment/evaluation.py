@@ -6,7 +6,6 @@ sums them and adds intervals. Here that is done for what is on disk.
 """
 
 import dataclasses
-import functools
 import os
 import pathlib
 import time
@@ -18,6 +17,7 @@ from jax.sharding import Mesh
 
 from rope_jax.experiment import (
     checkpoint,
+    compilation_cache,
     distributed,
     provenance,
     report,
@@ -125,7 +125,7 @@ def _scores(config, scaling, params, cells, data, eval_config, mesh) -> Scores:
         graphdef, _ = checkpoint.abstract_model(model)
         apply = ModelApply(graphdef)
         tokens = jax.ShapeDtypeStruct((1, length), np.int32)
-        jax.eval_shape(functools.partial(apply, last=1), params, tokens)
+        jax.eval_shape(lambda *args: apply(*args, last=1).hidden, params, tokens)
         options = {"capped": _capped(model, length) if capped else None}
     except ValueError as error:
         return Scores.without(cells, str(error))
@@ -258,9 +258,10 @@ def evaluate_workdir(
     rows = []
     for run in runs:
         begin = time.monotonic()
-        rows += evaluate_run(run, eval_config, corpora[run])
+        with compilation_cache.counted() as compiled:
+            rows += evaluate_run(run, eval_config, corpora[run])
         seconds = time.monotonic() - begin
-        distributed.say(f"evaluated {run} in {seconds:.1f} s")
+        distributed.say(f"evaluated {run} in {seconds:.1f} s; {compiled}")
     for run, config in failed.items():
         rows += _failed(run_directory.failure(run), config, eval_config, rows)
     rows = [complete(row) for row in rows]

@@ -2,7 +2,8 @@
 
 Every batch of a plan has one shape, so a window length costs one compilation; on
 the device nothing but the nats of the last targets is computed (or what else is to
-be known of each), and the host takes from them what the plan scores.
+be known of each), some tokens at a time, and the host takes from them what the plan
+scores.
 """
 
 import functools
@@ -10,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +22,24 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rope_jax.experiment.loss import token_nats
 from rope_jax.experiment.mesh import batch_sharding, replicated
 from rope_jax.experiment.plans import Windows
+from rope_jax.experiment.token_chunks import Head, by_chunks
 
-# (params, inputs [B, W], *, last) -> [B, last, V]; `key_mask` [B, W] beside `last` for
-# windows that hide tokens.
-Apply = Callable[..., jax.Array]
+
+class Outputs(NamedTuple):
+    """The logits of some tokens that are not made yet: `head(hidden)`.
+
+    Attributes:
+      hidden: `[B, T, D]`.
+      head: gives the logits `[B, t, V]` of any `[B, t, D]`.
+    """
+
+    hidden: jax.Array
+    head: Head
+
+
+# (params, inputs [B, W], *, last) -> logits [B, last, V], or `Outputs`; `key_mask`
+# [B, W] beside `last` for windows that hide tokens.
+Apply = Callable[..., jax.Array | Outputs]
 Statistic = Callable[[jax.Array, jax.Array], jax.Array]  # (logits, targets)
 
 
@@ -43,18 +59,19 @@ class ModelApply:
         *,
         last: int,
         key_mask: jax.Array | None = None,
-    ) -> jax.Array:
-        """Logits `[B, last, V]` after the last tokens of inputs `[B, W]`.
+    ) -> Outputs:
+        """What gives the logits after the last tokens of inputs `[B, W]`.
 
         Positions count along the row whatever `key_mask` `[B, W]` hides. An encoding
         that makes its own counts them over what is seen instead.
         """
         model = nnx.merge(self.graphdef, params)
         if key_mask is None:
-            return model(inputs, last=last)
+            return Outputs(model.hidden(inputs)[:, -last:], model.logits)
         own = model.encoding is not None and model.encoding.own_positions
         positions = None if own else jnp.arange(inputs.shape[1])
-        return model(inputs, positions=positions, key_mask=key_mask, last=last)
+        hidden = model.hidden(inputs, positions=positions, key_mask=key_mask)
+        return Outputs(hidden[:, -last:], model.logits)
 
 
 def score(
@@ -73,9 +90,9 @@ def score(
     are not scored, so one compilation serves a window length.
 
     Args:
-      apply: `(params, inputs [B, W], *, last) -> logits [B, last, V]`, hashable; it is
-        compiled once for each length. It is given `key_mask`, bool `[B, W]`, where
-        the windows hide tokens.
+      apply: `(params, inputs [B, W], *, last) -> logits [B, last, V]`, or the `Outputs`
+        of which they are made; hashable. It is compiled once for each length. It is
+        given `key_mask`, bool `[B, W]`, where the windows hide tokens.
       params: what `apply` takes.
       windows: what to feed and what to score.
       data: uint8 `[N]`, the split.
@@ -101,7 +118,7 @@ def score(
         inputs, targets = _batch(windows, data, part, rows)
         inputs, targets = put(inputs), put(targets)
         options = {"mesh": mesh, "statistic": statistic}
-        values = _window_values(
+        values = window_values(
             apply, params, inputs, targets, windows.hidden, **options
         )
         pending.append((windows.scored(part), values))
@@ -113,13 +130,30 @@ def score(
 
 
 @functools.partial(jax.jit, static_argnames=("apply", "mesh", "statistic"))
-def _window_values(apply, params, inputs, targets, hidden, *, mesh, statistic):
+def window_values(apply, params, inputs, targets, hidden, *, mesh, statistic):
+    """The program that `score` runs for each batch of windows.
+
+    Args:
+      apply: as for `score`.
+      params: as for `score`.
+      inputs: uint8 `[B, W]`.
+      targets: uint8 `[B, last]`.
+      hidden: as of `Windows`.
+      mesh: as for `score`.
+      statistic: as for `score`.
+
+    Returns:
+      `[B, last]` or `[B, last, K]`, on every device of the mesh.
+    """
     inputs, targets = inputs.astype(jnp.int32), targets.astype(jnp.int32)
     options = {}
     if hidden is not None:
         seen = jnp.arange(inputs.shape[1])[None] >= hidden
         options["key_mask"] = jnp.broadcast_to(seen, inputs.shape)
-    values = statistic(apply(params, inputs, last=targets.shape[1], **options), targets)
+    outputs = apply(params, inputs, last=targets.shape[1], **options)
+    if not isinstance(outputs, Outputs):
+        outputs = Outputs(outputs, lambda logits: logits)
+    values = by_chunks(statistic, outputs.head, outputs.hidden, targets)
     if mesh is None:
         return values
     # Every process reads all of the values.
@@ -158,7 +192,7 @@ def _batch_shards(mesh: Mesh) -> int:
 
 def _put(rows: np.ndarray, mesh: Mesh | None):
     if mesh is None:
-        return jnp.asarray(rows)
+        return jax.device_put(rows)  # jnp.asarray would compile a copy for each shape
     # Only rows are split: a length need not divide by the sequence axis.
     spec = PartitionSpec(batch_sharding(mesh).spec[0])
     return jax.make_array_from_callback(

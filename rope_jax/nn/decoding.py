@@ -117,18 +117,39 @@ def extend(
       >>> logits.shape, cache.lengths.tolist()
       ((3, 8, 256), [8, 8, 8])
     """
+    x, cache, counts, order = _advance(model, tokens, cache, key_mask, positions)
+    if last_only:
+        last = jnp.maximum(counts - 1, 0)[:, None, None]
+        return model.logits(jnp.take_along_axis(x, last, axis=1))[:, 0], cache
+    return model.logits(_in_order(x, order)), cache
+
+
+def extend_hidden(
+    model: Decoder,
+    tokens: jax.Array,
+    cache: Cache,
+    *,
+    key_mask: jax.Array | None = None,
+    positions: jax.Array | None = None,
+) -> tuple[jax.Array, Cache]:
+    """`extend` without the head: `[B, T, D]`, which `model.logits` takes."""
+    x, cache, _, order = _advance(model, tokens, cache, key_mask, positions)
+    return _in_order(x, order), cache
+
+
+def _advance(model, tokens, cache, key_mask, positions):
+    """The last layer's output, real tokens first, and how many and in what order."""
     tokens, counts, positions, order = _real_first(tokens, cache, key_mask, positions)
     cache.check_room(counts)
     if cache.rolling is not None and tokens.shape[1] > 1:
         x, cache = _one_by_one(model, tokens, cache, counts)
     else:
         x, cache = _extend(model, tokens, cache, counts, positions)
-    if last_only:
-        last = jnp.maximum(counts - 1, 0)[:, None, None]
-        return model.logits(jnp.take_along_axis(x, last, axis=1))[:, 0], cache
-    if order is not None:
-        x = jnp.take_along_axis(x, order[..., None], axis=1)
-    return model.logits(x), cache
+    return x, cache, counts, order
+
+
+def _in_order(x, order):
+    return x if order is None else jnp.take_along_axis(x, order[..., None], axis=1)
 
 
 def _extend(model, tokens, cache, counts, positions):

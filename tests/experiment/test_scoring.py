@@ -9,6 +9,7 @@ import optax
 import pytest
 from flax import nnx
 
+from rope_jax.experiment.compilation_cache import counted
 from rope_jax.experiment.config import EvalConfig, MeshConfig
 from rope_jax.experiment.mesh import make_mesh
 from rope_jax.experiment.plans import Windows
@@ -143,6 +144,22 @@ def test_t15_runs_of_equal_structure_share_a_compilation():
     other, _ = random_model(encoding="alibi")
     assert first != other
     assert jax.tree.structure(params) == jax.tree.structure(random_model(1)[1])
+
+
+def test_t15_seven_lengths_of_three_encodings_are_21_programs():
+    """And the second seed of each is none: its parameters are arguments."""
+    data, lengths = random_bytes(200), (4, 6, 8, 12, 16, 24, 32)
+    config = EvalConfig(lengths=lengths, anchors=5, block=2)
+    cells = plan(len(data), config, 8)
+    counts = []
+    for seed in range(2):
+        models = [random_model(seed, encoding=e) for e in ("rope", "alibi", "none")]
+        with counted() as compiled:
+            for apply, params in models:
+                for cell in cells:
+                    score(apply, params, cell.windows, data, batch_tokens=32)
+        counts.append(compiled.count)
+    assert counts == [21, 0]
 
 
 @pytest.mark.parametrize("encoding", ["rope", "alibi"])
