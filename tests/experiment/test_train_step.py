@@ -10,12 +10,18 @@ import optax
 import pytest
 from flax import nnx
 
+from rope_jax.experiment import token_chunks
 from rope_jax.experiment.checkpoint import abstract_model
 from rope_jax.experiment.config import MeshConfig, TrainConfig
 from rope_jax.experiment.loss import cross_entropy
 from rope_jax.experiment.mesh import batch_sharding, make_mesh, param_shardings
 from rope_jax.experiment.optimizer import make_optimizer
-from rope_jax.experiment.train_step import TrainState, init_state, make_train_step
+from rope_jax.experiment.train_step import (
+    TrainState,
+    init_state,
+    make_joint_step,
+    make_train_step,
+)
 from rope_jax.nn.config import DecoderConfig
 from rope_jax.nn.decoder import Decoder
 from rope_jax.nn.linear import LinearOptions
@@ -241,6 +247,23 @@ def test_t14_the_old_state_is_given_away_and_tied_embeddings_train():
         assert np.isfinite(float(evaluate(state.params)))
         losses.append(float(sums["nats"]))
     assert losses[0] > losses[1] > losses[2]
+
+
+def test_t16_the_loss_by_chunks_gives_the_same_update(monkeypatch):
+    """8 chunks of each micro-batch, for two runs in one step, with a tied head."""
+    tied = {"tied_output": True, "num_layers": 1}
+    graphdef, params = abstract_model(small_model(**tied))[0], random_params(**tied)
+    weights = jnp.asarray(np.arange(128).reshape(4, 32) % 3, jnp.float32)
+    batch = random_batch() | {"weights": weights}
+    alone, sums = make_train_step(graphdef, SGD, accumulate=2)(state_of(params), batch)
+    monkeypatch.setattr(token_chunks, "_LOGITS", 8 * 256)
+    monkeypatch.setattr(token_chunks, "_TOKENS", 8)
+    step = make_joint_step(graphdef, SGD, 2, accumulate=2)
+    states, both = step([state_of(params), state_of(params)], [batch, batch])
+    for state, found in zip(states, both, strict=True):
+        assert_close(state.params, alone.params)
+        assert float(found["targets"]) == float(sums["targets"]) == 127.0
+        np.testing.assert_allclose(found["nats"], sums["nats"], rtol=1e-6)
 
 
 def test_t19_an_untrained_model_is_uniform():
