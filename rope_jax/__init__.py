@@ -11,7 +11,12 @@ from rope_jax.functional.additive import (
     interpolate_table,
     sinusoidal,
 )
-from rope_jax.functional.alibi import alibi_bias, alibi_fold, alibi_slopes
+from rope_jax.functional.alibi import (
+    AlibiBias,
+    alibi_bias,
+    alibi_fold,
+    alibi_slopes,
+)
 from rope_jax.functional.attention import attention
 from rope_jax.functional.feature_maps import (
     Features,
@@ -52,6 +57,7 @@ from rope_jax.functional.rotary import (
 )
 
 __all__ = [
+    "AlibiBias",
     "Features",
     "Frequencies",
     "LinearState",

@@ -28,6 +28,7 @@ SIGNATURES = {
     rope_jax.alibi_bias: (
         "slopes, query_positions, key_positions, *, form='symmetric'"
     ),
+    rope_jax.AlibiBias: "slopes, query_positions=None, key_positions=None",
     rope_jax.alibi_fold: (
         "query, key, slopes, query_positions, key_positions, *, scale=None"
     ),
@@ -42,7 +43,7 @@ SIGNATURES = {
     rope_jax.grid_positions: "*shape",
     rope_jax.attention: (
         "query, key, value, *, query_positions=None, key_positions=None, bias=None, "
-        "causal=True, segment_ids=None, key_mask=None, scale=None, "
+        "causal=True, window=None, segment_ids=None, key_mask=None, scale=None, "
         "implementation='auto'"
     ),
     rope_jax.rope_from_hf: "config, *, layer_type=None, layer_index=None, seq_len=None",

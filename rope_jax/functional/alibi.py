@@ -4,6 +4,8 @@ A head with slope s lowers the logit of a key by s for every position between th
 and the query. Letters: T query time, S key time, N heads, K key heads, H head width.
 """
 
+import dataclasses
+import functools
 import math
 import numbers
 
@@ -119,6 +121,49 @@ def alibi_bias(
         )
     first = per_head(jnp.arange(num_heads) < num_heads // 2, bias.ndim)
     return jnp.where((first & back) | (~first & ahead), bias, -jnp.inf)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["slopes", "query_positions", "key_positions"],
+    meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True)
+class AlibiBias:
+    """ALiBi as the `bias` of `attention`, which then knows what it is.
+
+    It is called like any bias function, `alibi_bias` with these slopes. Kernels that
+    take no bias function fold it into query and key instead, see `alibi_fold`; that
+    needs causal attention whose visible keys are not after the query, in the
+    positions that ALiBi counts.
+
+    Attributes:
+      slopes: [N], for instance `alibi_slopes(N)`, or learned.
+      query_positions: integers [..., T], where ALiBi counts other positions than
+        those that order the attention, as in packed rows ordered by index: the
+        position of the query at each place. None means the places themselves.
+      key_positions: integers [..., S], the same for keys.
+
+    >>> bias = AlibiBias(np.float32([0.25]))
+    >>> bias(jnp.array([3]), jnp.arange(5)).tolist()
+    [[[-0.75, -0.5, -0.25, -0.0, -0.25]]]
+    """
+
+    slopes: jax.Array | np.ndarray
+    query_positions: jax.Array | None = None
+    key_positions: jax.Array | None = None
+
+    def __call__(self, query_places: jax.Array, key_places: jax.Array) -> jax.Array:
+        """The bias [..., N, T, S] of queries and keys at these places."""
+        return alibi_bias(self.slopes, *self.positions(query_places, key_places))
+
+    def positions(self, query_places: jax.Array, key_places: jax.Array):
+        """What ALiBi counts at these places: positions of the queries and the keys."""
+        query, key = self.query_positions, self.key_positions
+        return (
+            query_places if query is None else jnp.asarray(query)[..., query_places],
+            key_places if key is None else jnp.asarray(key)[..., key_places],
+        )
 
 
 def alibi_fold(

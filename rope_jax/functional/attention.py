@@ -11,8 +11,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from rope_jax.functional.alibi import AlibiBias
 from rope_jax.functional.attention_blockwise import blockwise
+from rope_jax.functional.attention_choice import Implementation, choose, log_choice
+from rope_jax.functional.attention_cudnn import cudnn, cudnn_refusal
 from rope_jax.functional.attention_request import Request, align_bias, mix
+from rope_jax.functional.attention_splash import splash, splash_refusal
 
 BiasFunction = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -26,6 +30,7 @@ def attention(
     key_positions: jax.Array | None = None,
     bias: jax.Array | BiasFunction | None = None,
     causal: bool = True,
+    window: int | None = None,
     segment_ids: jax.Array | tuple[jax.Array, jax.Array] | None = None,
     key_mask: jax.Array | None = None,
     scale: float | None = None,
@@ -56,7 +61,9 @@ def attention(
             function `(query_positions, key_positions) -> [..., N, t, s]` of the
             positions of a block, `[t]` and `[s]` or with the leading axes they were
             given. Gradients reach the array, and whatever the function closes over.
+            `AlibiBias` is a function that kernels which take none can do, too.
         causal: a key is attended to only where its position is not beyond the query's.
+        window: a query sees keys less than so many positions before it; None for all.
         segment_ids: integers `[T]` or `[..., T]` if T is S, else a pair for queries and
             keys. Attention stays between equal ids; no id is special.
         key_mask: booleans `[S]` or `[..., S]`, True where a key may be attended to.
@@ -65,13 +72,15 @@ def attention(
             a few chunks, each of which leaves out the keys beyond it if positions are
             the indices; `"blockwise"`, a running softmax over blocks of keys, linear
             memory forward and backward, for one reverse-mode derivative only;
-            `"auto"`, chosen by size and platform.
+            `"cudnn"` and `"splash"`, the fused kernels of an NVIDIA GPU and of a TPU;
+            `"auto"`, chosen by platform, size, type and bias, and logged once.
 
     Returns:
         `[..., T, N, V]` in the type of `query`.
 
     Raises:
-        ValueError: a shape, type or name that does not fit, named with what was given.
+        ValueError: a shape, type or name that does not fit, named with what was given;
+            or an implementation that cannot serve the call, with those that can.
 
     Example:
         Four queries and keys, the keys all alike, so that each query takes the mean of
@@ -111,10 +120,11 @@ def attention(
         key_segments=columns("segment_ids", key_segments),
         key_mask=columns("key_mask", key_mask, kind="bool"),
         causal=causal,
+        window=_checked_window(window, causal),
         by_index=by_index,
         scale=_checked_scale(scale, head_dim),
     )
-    out = _implementation(implementation, request)(_with_bias(request, bias))
+    out = _run(_with_bias(request, bias), implementation)
     out = out.reshape(*batch, num_heads, num_queries, value_dim)
     return jnp.swapaxes(out, -2, -3).astype(query.dtype)
 
@@ -133,44 +143,51 @@ def _whole(request: Request) -> jax.Array:
 
 def _chunked(request: Request) -> jax.Array:
     """`_whole` for a few chunks of queries, without the keys that none can see."""
-    *_, num_queries, num_keys = request.shape
+    num_queries = request.shape[-2]
     size = max(_SMALLEST_CHUNK, math.ceil(num_queries / _MOST_CHUNKS))
     parts = []
     for start in range(0, num_queries, size):
         stop = min(start + size, num_queries)
         part = request.rows(start, stop - start)
         if request.by_index:
-            part = part.columns(0, stop + num_keys - num_queries)
+            part = part.columns(*_seen(request, start, stop))
         parts.append(_whole(part))
     return jnp.concatenate(parts, axis=-2)
+
+
+def _seen(request, start, stop):
+    """The first key that these queries can see, and how many there are on from it."""
+    *_, num_queries, num_keys = request.shape
+    more = num_keys - num_queries
+    first = 0 if request.window is None else max(0, start + more - request.window + 1)
+    return first, stop + more - first
 
 
 # More and smaller chunks leave out more of the masked triangle, but compile longer.
 _SMALLEST_CHUNK, _MOST_CHUNKS = 64, 4
 
-# Adding an implementation is one entry here; a request that it cannot serve it refuses
-# with a ValueError that says which ones can.
+# Adding an implementation is one entry here.
 IMPLEMENTATIONS = MappingProxyType(
-    {"xla": _whole, "chunked": _chunked, "blockwise": blockwise}
+    {
+        "xla": Implementation(_whole),
+        "chunked": Implementation(_chunked),
+        "blockwise": Implementation(blockwise),
+        "cudnn": Implementation(cudnn, cudnn_refusal, folds_alibi=True),
+        "splash": Implementation(splash, splash_refusal, folds_alibi=True),
+    }
 )
 
-# "auto" goes by blocks beyond this many logits per head. On a CPU the logits leave the
-# cache sooner, and then they cost more time to read back than to compute twice.
-_MOST_LOGITS_ON_CPU, _MOST_LOGITS = 384 * 384, 1024 * 1024
 
-
-def _implementation(name, request):
-    if name == "auto":
-        num_logits = math.prod(request.shape[-2:])
-        on_cpu = jax.default_backend() == "cpu"
-        if num_logits > (_MOST_LOGITS_ON_CPU if on_cpu else _MOST_LOGITS):
-            name = "blockwise"
-        else:
-            name = "chunked" if on_cpu else "xla"
-    if name not in IMPLEMENTATIONS:
-        names = ", ".join(["auto", *IMPLEMENTATIONS])
-        raise ValueError(f"implementation must be one of {names}; got {name!r}")
-    return IMPLEMENTATIONS[name]
+def _run(request, name):
+    name, reason = choose(request, name, IMPLEMENTATIONS)
+    log_choice(name, reason)
+    implementation = IMPLEMENTATIONS[name]
+    if request.alibi is not None and not implementation.folds_alibi:
+        alibi = request.alibi
+        request = dataclasses.replace(
+            request, alibi=None, bias_function=lambda _, *places: alibi(*places)
+        )
+    return implementation.run(request)
 
 
 def check_heads(query, key, value):
@@ -261,9 +278,21 @@ def _checked_scale(scale, head_dim):
     return float(scale)
 
 
+def _checked_window(window, causal):
+    if window is None:
+        return None
+    if not isinstance(window, numbers.Integral) or window < 1:
+        raise ValueError(f"window must be an integer of at least 1, got {window!r}")
+    if not causal:
+        raise ValueError(f"window needs causal=True, got {window} with causal=False")
+    return int(window)
+
+
 def _with_bias(request, bias):
     if bias is None:
         return request
+    if isinstance(bias, AlibiBias):
+        return dataclasses.replace(request, alibi=bias)
     if callable(bias):
         return dataclasses.replace(
             request, bias_function=lambda _, *positions: bias(*positions)

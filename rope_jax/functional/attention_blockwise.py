@@ -19,6 +19,7 @@ from rope_jax.functional.attention_request import (
     products,
     take,
 )
+from rope_jax.functional.attention_target import target_platform
 
 # Rows and columns of one block. A CPU wants blocks that stay in its cache (64 to 1024
 # were timed), other devices as much work as possible for each step of the loop.
@@ -35,7 +36,7 @@ def blockwise(request: Request) -> jax.Array:
         `[..., K, G, T, V]` in `request.dtype`.
     """
     *_, num_queries, num_keys = request.shape
-    block = _BLOCK_ON_CPU if jax.default_backend() == "cpu" else _BLOCK
+    block = _BLOCK_ON_CPU if target_platform() == "cpu" else _BLOCK
     rows, columns = min(num_queries, block), min(num_keys, block)
     padded = request.padded(rows, columns)
     if padded.bias_function is not None:
@@ -98,12 +99,16 @@ def _vary_alike(request):
 
 
 def _key_blocks(request, i, rows, columns):
-    """How many blocks of keys the i-th block of queries can see."""
-    num_keys = request.shape[-1]
+    """The first block of keys that the i-th block of queries can see, and the end."""
+    count = request.shape[-1] // columns
     if not request.by_index:
-        return num_keys // columns
+        return 0, count
     last = request.query_positions[(i + 1) * rows - 1]
-    return jnp.minimum(last // columns + 1, num_keys // columns)
+    stop = jnp.minimum(last // columns + 1, count)
+    if request.window is None:
+        return 0, stop
+    oldest = request.query_positions[i * rows] - (request.window - 1)
+    return jnp.maximum(oldest, 0) // columns, stop
 
 
 def _forward(request, rows, columns):
@@ -120,8 +125,8 @@ def _forward(request, rows, columns):
         mixed = jnp.zeros_like(request.value, shape=shape, dtype=request.dtype)
         total = jnp.zeros_like(mixed[..., :1])
         start = total - jnp.inf, total, mixed
-        count = _key_blocks(request, i, rows, columns)
-        peak, total, mixed = lax.fori_loop(0, count, key_block, start)
+        blocks = _key_blocks(request, i, rows, columns)
+        peak, total, mixed = lax.fori_loop(*blocks, key_block, start)
         empty = total == 0
         total = jnp.where(empty, 1, total)
         # Apart, because one number, peak + log(total), loses the total where the
@@ -188,8 +193,8 @@ def _backward(request, out, stats, gradient, rows, columns):
         )
         peak, total = block_stats[..., :1], block_stats[..., 1:]
         d_query = jnp.zeros_like(queries.query, dtype=request.dtype)
-        count = _key_blocks(request, i, rows, columns)
-        d_query, sums = lax.fori_loop(0, count, key_block, (d_query, sums))
+        blocks = _key_blocks(request, i, rows, columns)
+        d_query, sums = lax.fori_loop(*blocks, key_block, (d_query, sums))
         return sums, d_query
 
     blocks = jnp.arange(request.shape[-2] // rows)

@@ -7,11 +7,14 @@ again. The masks, the bias and the scale are applied in one place, `Request.logi
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from rope_jax.functional.alibi import AlibiBias
+from rope_jax.functional.distance import relative_positions, to_rank
 
 # Fields with one entry per query or per key, and the axis that counts them.
 _ROWS = {"query": -2, "bias": -2, "query_positions": -1, "query_segments": -1}
@@ -27,8 +30,8 @@ _COLUMNS = {
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=[*dict.fromkeys([*_ROWS, *_COLUMNS]), "tables"],
-    meta_fields=["bias_function", "causal", "by_index", "scale"],
+    data_fields=[*dict.fromkeys([*_ROWS, *_COLUMNS]), "tables", "alibi"],
+    meta_fields=["bias_function", "causal", "window", "by_index", "scale"],
 )
 @dataclasses.dataclass(frozen=True)
 class Request:
@@ -49,7 +52,10 @@ class Request:
         tables: arrays that `bias_function` takes as its first argument.
         bias_function: `(tables, query_positions, key_positions) -> [..., N, t, s]`,
             or None.
+        alibi: the bias, where an implementation folds it into query and key; the
+            others find it in `bias_function`.
         causal: whether a key must not be later than its query.
+        window: positions that a query sees, its own included; None for no end.
         by_index: whether positions are known to be the indices, T queries being the
             last of S keys, so that masked blocks can be left out before tracing.
         scale: factor on the products of queries and keys.
@@ -65,8 +71,10 @@ class Request:
     key_segments: jax.Array | None = None
     key_mask: jax.Array | None = None
     tables: tuple[jax.Array, ...] = ()
+    alibi: AlibiBias | None = None
     bias_function: Callable | None = None
     causal: bool = True
+    window: int | None = None
     by_index: bool = False
     scale: float = 1.0
 
@@ -129,20 +137,42 @@ class Request:
             logits += self.bias.astype(self.dtype)
         if self.bias_function is not None:
             logits += self.function_bias(self.tables).astype(self.dtype)
-        for mask in self._masks():
+        for mask in self.masks():
             # Selected, never added: two "most negative" numbers overflow.
             logits = jnp.where(mask, logits, -jnp.inf)
         return logits
 
-    def _masks(self):
+    def visible(self) -> jax.Array | None:
+        """Whether a query may attend to any key, `[..., T, 1]`; None where all may.
+
+        In rank it fits the result. The compiler makes no `[T, S]` array of it.
+        """
+        alike = self.query_segments is self.key_segments
+        sees_own_key = alike and (self.by_index or not self.causal)
+        if sees_own_key and self.bias is None and self.key_mask is None:
+            return None
+        masks = list(self.masks())
+        if self.bias is not None:
+            masks.append(self.bias > -jnp.inf)
+        return functools.reduce(jnp.logical_and, masks).any(-1, keepdims=True)
+
+    def masks(self) -> Iterator[jax.Array]:
+        """What restricts the attention, each True where a query may see a key.
+
+        Each broadcasts to the logits and has their rank.
+        """
+
         def row(array):
-            return _to_rank(array[..., None, None, :, None], len(self.shape))
+            return to_rank(array[..., None, None, :, None], len(self.shape))
 
         def column(array):
-            return _to_rank(array[..., None, None, None, :], len(self.shape))
+            return to_rank(array[..., None, None, None, :], len(self.shape))
 
         if self.causal:
             yield column(self.key_positions) <= row(self.query_positions)
+        if self.window is not None:
+            lag = relative_positions(self.query_positions, self.key_positions)
+            yield to_rank(lag[..., None, None, :, :], len(self.shape)) > -self.window
         if self.query_segments is not None:
             yield column(self.key_segments) == row(self.query_segments)
         if self.key_mask is not None:
@@ -248,7 +278,3 @@ def _extend(array, more, axis, name):
 
 def _sum_type(array):
     return jnp.promote_types(array.dtype, jnp.float32)
-
-
-def _to_rank(array, ndim):
-    return array.reshape((1,) * (ndim - array.ndim) + array.shape)

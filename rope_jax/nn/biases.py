@@ -45,8 +45,14 @@ class Alibi(Encoding):
 
     def bias(self, query_positions, key_positions):
         """Minus slope times distance, for each head."""
-        slopes = alibi.alibi_slopes(self.num_heads)
-        return alibi.alibi_bias(slopes, query_positions, key_positions)
+        return self._bias()(query_positions, key_positions)
+
+    def scores(self, query, key):
+        """The bias as what it is, for kernels that fold it into queries and keys."""
+        return self._bias(query.positions, key.positions)
+
+    def _bias(self, *positions):
+        return alibi.AlibiBias(alibi.alibi_slopes(self.num_heads), *positions)
 
 
 class Sandwich(Encoding):

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from rope_jax.functional.attention import attention
-from rope_jax.functional.distance import relative_positions, to_rank
+from rope_jax.functional.distance import to_rank
 from rope_jax.functional.positions import positions_from_mask, positions_from_segments
 from rope_jax.functional.temperature import logn_temperature
 from rope_jax.nn.cached_attention import extend_softmax, init_memory
 from rope_jax.nn.config import DecoderConfig, check_config
-from rope_jax.nn.encoding import BlockBias, Side
+from rope_jax.nn.encoding import Side
 from rope_jax.nn.encodings import ENCODINGS, make_encoding
 from rope_jax.nn.linear import LinearAttention, make_draws
 from rope_jax.nn.products import widening
@@ -55,7 +55,8 @@ class Attention(Projections):
             query,
             key,
             value,
-            bias=_within(self.window, scores),
+            bias=scores,
+            window=self.window or None,
             segment_ids=segment_ids,
             key_mask=key_mask,
             scale=self.scale,
@@ -350,27 +351,12 @@ def _default_positions(tokens, segment_ids, key_mask):
     return jnp.arange(tokens.shape[-1])
 
 
-def _within(window: int, bias: BlockBias | None) -> BlockBias | None:
-    """A bias that also ends each row `window` tokens back; 0 for no end."""
-    if not window:
-        return bias
-
-    def windowed(t, s):
-        near = relative_positions(t, s) > -window
-        if bias is None:
-            return jnp.where(near, 0.0, -jnp.inf)
-        values = bias(t, s)
-        return jnp.where(to_rank(near, values.ndim), values, -jnp.inf)
-
-    return windowed
-
-
 def _implementation(config: DecoderConfig) -> str:
     """The attention to use: some encodings need all the keys of a query at once."""
     name = config.attention_implementation
     if not ENCODINGS[config.encoding].whole_rows:
         return name
-    if name == "blockwise":
+    if name not in ("auto", "xla", "chunked"):
         raise ValueError(
             "model.attention_implementation must be auto, xla or chunked for encoding "
             f"{config.encoding!r}, which needs whole rows of scores; got {name!r}"
