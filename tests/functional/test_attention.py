@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rope_jax.functional import attention_cudnn
+from rope_jax.functional.alibi import AlibiBias
 from rope_jax.functional.attention import attention
 
 each_implementation = pytest.mark.parametrize(
@@ -64,9 +66,10 @@ def normal(*shape):
     return rng.standard_normal(shape).astype(np.float32)
 
 
-def by_index(num_queries, num_keys):
+def by_index(num_queries, num_keys, window=None):
     last = np.arange(num_queries)[:, None] + num_keys - num_queries
-    return last >= np.arange(num_keys)
+    lag = last - np.arange(num_keys)
+    return (lag >= 0) & (lag < (window or num_keys))
 
 
 def case(shape, mask, parameter=None, function=None, **arguments):
@@ -86,6 +89,8 @@ same = segments[:, :, None] == segments[:, None, :]
 pair = rng.integers(0, 3, (2, 200)), rng.integers(0, 3, (2, 130))
 real = np.arange(150) >= np.array([[40], [150]])
 padded = np.maximum(np.cumsum(real, axis=-1) - 1, 0)
+odd_ids = np.sort(rng.integers(0, 3, (2, 151)), axis=-1)
+odd_real = np.stack([rng.random(151) < 0.7, np.zeros(151, bool)])
 per_row = rng.permuted(np.tile(np.arange(200), (2, 1)), axis=-1)
 CASES = {
     "plain": case((150, 150, 4, 2, 8, 6), by_index(150, 150)),
@@ -121,6 +126,31 @@ CASES = {
         query_positions=np.arange(40, 170),
         key_positions=per_row,
     ),
+    # Ordered by index, as in the decoder. The second row has no real token, and in the
+    # first one some queries see no key.
+    "masked_segments": case(
+        (151, 151, 4, 2, 8, 6),
+        (
+            by_index(151, 151)
+            & (odd_ids[:, :, None] == odd_ids[:, None, :])
+            & odd_real[:, None, :]
+        )[:, None],
+        segment_ids=odd_ids,
+        key_mask=odd_real,
+    ),
+    "window": case((150, 300, 4, 2, 8, 6), by_index(150, 300, 9), window=9),
+    "wide_window": case((300, 300, 2, 1, 8, 6), by_index(300, 300, 140), window=140),
+    "alibi": case(
+        (150, 300, 4, 2, 8, 6), by_index(150, 300), normal(4) ** 2, AlibiBias
+    ),
+    # More than one block of any implementation, windowed and cut short.
+    "blocks": case(
+        (520, 600, 2, 1, 8, 6),
+        by_index(520, 600, 50),
+        normal(2) ** 2,
+        AlibiBias,
+        window=50,
+    ),
     "array_bias": case((130, 200, 4, 2, 8, 6), by_index(130, 200), normal(4, 130, 200)),
     "key_bias": case((150, 150, 4, 2, 8, 6), by_index(150, 150), normal(2, 1, 1, 150)),
     "slopes": case(
@@ -150,6 +180,7 @@ def inputs(shape, dtype=jnp.float32, batch=2):
 def expected(case, dtype=jnp.float32):
     """The reference for a case; its bias gradient as that of the case's parameter."""
     query, key, value, cotangent = inputs(case["shape"], dtype)
+    case = {**case, "parameter": parameter_of(case, dtype)}
     batch, num_queries, num_heads, width = query.shape
     num_keys = key.shape[1]
     full = (batch, num_heads, num_queries, num_keys)
@@ -165,6 +196,13 @@ def expected(case, dtype=jnp.float32):
     right = reference(query, key, value, cotangent, mask, bias, scale)
     right["bias"] = pull_back(right["bias"]) if pull_back else None
     return right
+
+
+def parameter_of(case, dtype):
+    """A bias array is in the type of the queries, which is all that cuDNN takes."""
+    given = case["parameter"]
+    is_array = given is not None and case["function"] is None
+    return jnp.asarray(given, dtype) if is_array else given
 
 
 def _array(parameter, full, rows, columns):
@@ -196,7 +234,13 @@ def _gates(parameter, full, rows, columns):
     return sums[..., :, None] - sums[..., None, :], pull_back
 
 
-BIASES = {None: _array, slope_bias: _slopes, gate_bias: _gates}
+BIASES = {
+    None: _array,
+    slope_bias: _slopes,
+    gate_bias: _gates,
+    AlibiBias: _slopes,
+}
+STATIC = ("causal", "scale", "window")
 
 
 @functools.cache
@@ -207,16 +251,18 @@ def compiled(name, implementation):
     def run(query, key, value, cotangent, parameter, arguments):
         def call(query, key, value, parameter):
             bias = parameter
-            if case["function"]:
+            if case["function"] is AlibiBias:
+                bias = AlibiBias(parameter)
+            elif case["function"]:
                 bias = functools.partial(case["function"], parameter)
+            static = {k: v for k, v in case["arguments"].items() if k in STATIC}
             return attention(
                 query,
                 key,
                 value,
                 bias=bias,
                 implementation=implementation,
-                causal=case["arguments"].get("causal", True),
-                scale=case["arguments"].get("scale"),
+                **static,
                 **arguments,
             )
 
@@ -228,10 +274,9 @@ def compiled(name, implementation):
 
 def measured(name, implementation, dtype=jnp.float32):
     case = CASES[name]
-    static = ("causal", "scale")
-    arrays = {k: v for k, v in case["arguments"].items() if k not in static}
+    arrays = {k: v for k, v in case["arguments"].items() if k not in STATIC}
     run = compiled(name, implementation)
-    return run(*inputs(case["shape"], dtype), case["parameter"], arrays)
+    return run(*inputs(case["shape"], dtype), parameter_of(case, dtype), arrays)
 
 
 def assert_near(got, right, tolerance):
@@ -242,13 +287,32 @@ def assert_near(got, right, tolerance):
     np.testing.assert_allclose(got, right, rtol=0, atol=tolerance * size)
 
 
+def assert_all_near(got, right, tolerance):
+    for part in ("out", *GRADIENTS):
+        if right[part] is not None:
+            assert_near(got[part], right[part], tolerance)
+
+
 @each_implementation
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_match_float64(name, implementation):
-    got, right = measured(name, implementation), expected(CASES[name])
-    for part in ("out", *GRADIENTS):
-        if right[part] is not None:
-            assert_near(got[part], right[part], 1e-5)
+    assert_all_near(measured(name, implementation), expected(CASES[name]), 1e-5)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["one_query", "more_queries_than_keys", "masked_segments", "alibi", "blocks"],
+)
+def test_splash_interpreted_matches_float64(name):
+    assert_all_near(measured(name, "splash"), expected(CASES[name]), 1e-5)
+
+
+def test_splash_interpreted_in_bfloat16():
+    got = measured("alibi", "splash", jnp.bfloat16)
+    right = expected(CASES["alibi"], jnp.bfloat16)
+    assert got["out"].dtype == got["query"].dtype == jnp.bfloat16
+    # Queries are rounded again with the scale in them, 8**-0.5.
+    assert_all_near(got, right, 2.0**-6)
 
 
 @each_implementation
@@ -264,3 +328,65 @@ def test_bfloat16_result_is_rounded_once(name, implementation):
     for part in ("query", "key", "value"):
         assert got[part].dtype == jnp.bfloat16
         assert_near(got[part], right[part], 2.0**-7)
+
+
+# What cuDNN serves: all masks, biases that are arrays, and ALiBi.
+CUDNN_CASES = [
+    name
+    for name, case in CASES.items()
+    if case["function"] in (None, AlibiBias) and name != "short"
+]
+
+
+@pytest.fixture
+def handed_over(monkeypatch):
+    """What `jax.nn` was asked to give cuDNN, computed in float32 by XLA instead."""
+    calls = []
+    computed = jax.nn.dot_product_attention
+
+    def stand_in(query, key, value, *, bias, implementation, **arguments):
+        assert implementation == "cudnn"
+        calls.append({"arrays": (query, key, value), "bias": bias, **arguments})
+        query_32, key_32, value_32 = (
+            x.astype(jnp.float32) for x in (query, key, value)
+        )
+        bias = None if bias is None else bias.astype(jnp.float32)
+        out = computed(query_32, key_32, value_32, bias, **arguments)
+        return out.astype(query.dtype)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(attention_cudnn, "_compute_capability", lambda: (8, 0))
+    return calls
+
+
+@pytest.mark.parametrize("name", CUDNN_CASES)
+def test_what_cudnn_is_given_is_right_and_within_its_limits(name, handed_over):
+    got = measured(name, "cudnn", jnp.bfloat16)
+    assert_all_near(got, expected(CASES[name], jnp.bfloat16), 2.0**-7)
+    (call,) = handed_over
+    (batch, num_queries, heads, width), (_, num_keys, groups, _), _ = (
+        x.shape for x in call["arrays"]
+    )
+    assert heads % groups == 0 and width % 8 == 0 and width <= 128
+    assert {x.shape[-1] for x in call["arrays"]} == {width}
+    assert {x.dtype for x in call["arrays"]} == {jnp.dtype(jnp.bfloat16)}
+    # cuDNN's causal mask begins at the first key, not at the last.
+    assert not call["is_causal"] or num_queries == num_keys
+    if (bias := call["bias"]) is not None:
+        assert bias.dtype == jnp.bfloat16
+        assert bias.shape[-2:] == (num_queries, num_keys)
+        assert bias.shape[0] in (1, batch) and bias.shape[1] in (1, heads)
+        assert num_queries % 2 == num_keys % 2 == 0
+
+
+@pytest.mark.skipif(
+    jax.default_backend() != "gpu",
+    reason="no GPU here; where one is: JAX_PLATFORMS=cuda pytest " + __file__,
+)
+@pytest.mark.parametrize("name", CUDNN_CASES)
+def test_cudnn_on_a_gpu_matches_float64(name):
+    got = measured(name, "cudnn", jnp.bfloat16)
+    assert got["out"].dtype == jnp.bfloat16
+    # It rounds the weights to bfloat16 before they meet the values.
+    assert_all_near(got, expected(CASES[name], jnp.bfloat16), 2.0**-6)
