@@ -5,13 +5,14 @@ from jax.sharding import AxisType
 
 
 def target_platform() -> str:
-    """The platform of the mesh in use, else of the default backend.
+    """The platform of the mesh in use, else of the default backend: cpu, gpu, tpu.
 
     A mesh of a described topology (`jax.experimental.topologies`) under
     `jax.set_mesh` is what tells a host without the device what it compiles for.
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
-    return jax.default_backend() if device is None else device.platform
+    name = jax.default_backend() if device is None else device.platform
+    return "gpu" if name in ("cuda", "rocm") else name
 
 
 def is_partitioned() -> bool | None:

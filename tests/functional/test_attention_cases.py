@@ -10,7 +10,14 @@ import pytest
 from rope_jax.functional.additive import sinusoidal
 from rope_jax.functional.alibi import alibi_bias, alibi_slopes
 from rope_jax.functional.attention import attention
+from rope_jax.functional.distance_kernels import (
+    fire_bias,
+    init_fire,
+    init_kerple,
+    kerple_bias,
+)
 from rope_jax.functional.positions import positions_from_mask, positions_from_segments
+from rope_jax.functional.relative import init_t5, t5_bias
 from rope_jax.functional.rotary import rope
 
 each_implementation = pytest.mark.parametrize(
@@ -176,6 +183,7 @@ def test_a08_two_queries_are_the_last_of_five_keys(implementation):
     np.testing.assert_allclose(logs, right, atol=1e-6)
 
 
+@functools.cache
 def temporary_bytes(length, bias, gradient):
     """Scratch memory of compiled attention, 8 heads of 64."""
     x = jax.ShapeDtypeStruct((1, length, 8, 64), jnp.float32)
@@ -199,15 +207,28 @@ def test_a09_alibi_takes_no_memory_and_length_takes_it_linearly(gradient):
     assert temporary_bytes(65_536, alibi, gradient) <= 4.1 * with_bias
 
 
-def test_a09_learned_bias_takes_no_memory():
-    x = jax.ShapeDtypeStruct((1, 16_384, 8, 64), jnp.float32)
+LEARNED = {
+    "alibi": (lambda key: alibi_slopes(8), alibi_bias),
+    "t5": (lambda key: init_t5(key, 8), t5_bias),
+    "kerple": (lambda key: init_kerple(key, 8), kerple_bias),
+    "fire": (
+        lambda key: init_fire(key, 8),
+        functools.partial(fire_bias, length=512.0),
+    ),
+}
 
-    def loss(query, key, value, slopes):
-        bias = functools.partial(alibi_bias, slopes)
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_a09_learned_bias_takes_no_memory(name):
+    x = jax.ShapeDtypeStruct((1, 16_384, 8, 64), jnp.float32)
+    init, function = LEARNED[name]
+    params = jax.eval_shape(init, jax.random.key(0))
+
+    def loss(query, key, value, params):
+        bias = functools.partial(function, params)
         return jnp.sum(attention(query, key, value, bias=bias))
 
-    slopes = jax.ShapeDtypeStruct((8,), jnp.float32)
-    compiled = jax.jit(jax.grad(loss, (0, 1, 2, 3))).lower(x, x, x, slopes).compile()
+    compiled = jax.jit(jax.grad(loss, (0, 1, 2, 3))).lower(x, x, x, params).compile()
     without = temporary_bytes(16_384, None, True)
     assert compiled.memory_analysis().temp_size_in_bytes <= 1.1 * without
 
