@@ -135,7 +135,8 @@ class AlibiBias:
     It is called like any bias function, `alibi_bias` with these slopes. Kernels that
     take no bias function fold it into query and key instead, see `alibi_fold`; that
     needs causal attention whose visible keys are not after the query, in the
-    positions that ALiBi counts.
+    positions that ALiBi counts. Gradients of learned slopes are then rounded as those
+    of queries and keys are, which in 16 bits leaves them a few percent off.
 
     Attributes:
       slopes: [N], for instance `alibi_slopes(N)`, or learned.

@@ -135,7 +135,7 @@ def _forward(request, rows, columns):
         return mixed / total, jnp.concatenate([peak, total], axis=-1)
 
     blocks = lax.map(query_block, jnp.arange(num_queries // rows))
-    return jax.tree.map(_join_rows, blocks)
+    return jax.tree.map(join_rows, blocks)
 
 
 def absorb(softmax, logits, value):
@@ -157,8 +157,8 @@ def absorb(softmax, logits, value):
     return new_peak, total, mixed * decay + mix(weights, value)
 
 
-def _join_rows(blocks):
-    """[blocks, ..., rows, V] as [..., blocks * rows, V]."""
+def join_rows(blocks: jax.Array) -> jax.Array:
+    """`[blocks, ..., rows, V]` as `[..., blocks * rows, V]`."""
     blocks = jnp.moveaxis(blocks, 0, -3)
     *heads, count, rows, width = blocks.shape
     return blocks.reshape(*heads, count * rows, width)
@@ -199,7 +199,7 @@ def _backward(request, out, stats, gradient, rows, columns):
 
     blocks = jnp.arange(request.shape[-2] // rows)
     sums, d_query = lax.scan(query_block, _zero_sums(request), blocks)
-    return _as_gradient(request, {"query": _join_rows(d_query), **sums})
+    return _as_gradient(request, {"query": join_rows(d_query), **sums})
 
 
 def _zero_sums(request):

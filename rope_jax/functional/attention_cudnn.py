@@ -110,10 +110,11 @@ def _has_own_masks(request):
 def _pairs(request):
     """Bias and masks as one array, `[B or 1, N or 1, T, S]`."""
     dtype, shape = request.query.dtype, request.shape
-    masked = jnp.asarray(_MASKED[dtype.name], dtype)
-    bias = jnp.zeros((1,) * len(shape), dtype)
+    masked = jnp.float32(_MASKED[dtype.name])
+    bias = jnp.zeros((1,) * len(shape), jnp.float32)
     if request.bias is not None:
-        bias = jnp.maximum(request.bias, masked)
+        # In float32, so that its gradient is summed so over the axes it lacks.
+        bias = jnp.maximum(request.bias.astype(jnp.float32), masked)
         bias = bias.reshape((1,) * (len(shape) - bias.ndim) + bias.shape)
     for mask in request.masks():
         bias = jnp.where(mask, bias, masked)
@@ -123,7 +124,7 @@ def _pairs(request):
     if groups * group_size > 1:
         groups, group_size = shape[-4:-2]
     bias = jnp.broadcast_to(bias, (*batch, groups, group_size, *shape[-2:]))
-    return bias.reshape(-1, groups * group_size, *shape[-2:])
+    return bias.reshape(-1, groups * group_size, *shape[-2:]).astype(dtype)
 
 
 def _width(request):

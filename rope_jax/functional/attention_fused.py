@@ -5,12 +5,18 @@ that may attend to nothing.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from rope_jax.functional.alibi import alibi_fold
-from rope_jax.functional.attention_request import Request
+from rope_jax.functional.attention_blockwise import join_rows
+from rope_jax.functional.attention_request import Request, take
+
+# Queries that are asked at once whether they see a key.
+_ROWS = 512
 
 
 def alibi_refusal(request: Request) -> str:
@@ -51,8 +57,32 @@ def zero_unseeing(out: jax.Array, request: Request) -> jax.Array:
         out: `[..., K, G, T, V]`, finite.
         request: what was computed.
     """
-    visible = request.visible()
-    return out if visible is None else jnp.where(visible, out, 0)
+    alike = request.query_segments is request.key_segments
+    sees_own_key = alike and (request.by_index or not request.causal)
+    if sees_own_key and request.bias is None and request.key_mask is None:
+        return out
+    return jnp.where(_visible(request), out, 0)
+
+
+def _visible(request):
+    """Whether a query may attend to any key, `[..., T, 1]` in the rank of the result.
+
+    By blocks of queries: XLA for TPUs else keeps a causal mask of all pairs.
+    """
+    num_queries = request.shape[-2]
+    rows = min(num_queries, _ROWS)
+    padded = request.padded(rows, 1)
+
+    def any_key(i):
+        block = padded.rows(i * rows, rows)
+        masks = list(block.masks())
+        if block.bias is not None:
+            masks.append(block.bias > -jnp.inf)
+        seen = functools.reduce(jnp.logical_and, masks).any(-1, keepdims=True)
+        return jnp.broadcast_to(seen, (*seen.shape[:-2], rows, 1))
+
+    blocks = lax.map(any_key, jnp.arange(padded.shape[-2] // rows))
+    return take(join_rows(blocks), 0, num_queries, axis=-2)
 
 
 def by_rows(request: Request) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -142,20 +142,6 @@ class Request:
             logits = jnp.where(mask, logits, -jnp.inf)
         return logits
 
-    def visible(self) -> jax.Array | None:
-        """Whether a query may attend to any key, `[..., T, 1]`; None where all may.
-
-        In rank it fits the result. The compiler makes no `[T, S]` array of it.
-        """
-        alike = self.query_segments is self.key_segments
-        sees_own_key = alike and (self.by_index or not self.causal)
-        if sees_own_key and self.bias is None and self.key_mask is None:
-            return None
-        masks = list(self.masks())
-        if self.bias is not None:
-            masks.append(self.bias > -jnp.inf)
-        return functools.reduce(jnp.logical_and, masks).any(-1, keepdims=True)
-
     def masks(self) -> Iterator[jax.Array]:
         """What restricts the attention, each True where a query may see a key.
 

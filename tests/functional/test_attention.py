@@ -287,10 +287,11 @@ def assert_near(got, right, tolerance):
     np.testing.assert_allclose(got, right, rtol=0, atol=tolerance * size)
 
 
-def assert_all_near(got, right, tolerance):
+def assert_all_near(got, right, tolerance, of_bias=None):
     for part in ("out", *GRADIENTS):
         if right[part] is not None:
-            assert_near(got[part], right[part], tolerance)
+            of_part = of_bias if part == "bias" and of_bias else tolerance
+            assert_near(got[part], right[part], of_part)
 
 
 @each_implementation
@@ -307,12 +308,16 @@ def test_splash_interpreted_matches_float64(name):
     assert_all_near(measured(name, "splash"), expected(CASES[name]), 1e-5)
 
 
+# Gradients of folded slopes pass through channels that are bfloat16 themselves.
+COARSE = 2.0**-3
+
+
 def test_splash_interpreted_in_bfloat16():
     got = measured("alibi", "splash", jnp.bfloat16)
     right = expected(CASES["alibi"], jnp.bfloat16)
     assert got["out"].dtype == got["query"].dtype == jnp.bfloat16
     # Queries are rounded again with the scale in them, 8**-0.5.
-    assert_all_near(got, right, 2.0**-6)
+    assert_all_near(got, right, 2.0**-6, COARSE)
 
 
 @each_implementation
@@ -363,7 +368,9 @@ def handed_over(monkeypatch):
 @pytest.mark.parametrize("name", CUDNN_CASES)
 def test_what_cudnn_is_given_is_right_and_within_its_limits(name, handed_over):
     got = measured(name, "cudnn", jnp.bfloat16)
-    assert_all_near(got, expected(CASES[name], jnp.bfloat16), 2.0**-7)
+    right = expected(CASES[name], jnp.bfloat16)
+    of_bias = COARSE if CASES[name]["function"] is AlibiBias else None
+    assert_all_near(got, right, 2.0**-7, of_bias)
     (call,) = handed_over
     (batch, num_queries, heads, width), (_, num_keys, groups, _), _ = (
         x.shape for x in call["arrays"]
@@ -389,4 +396,6 @@ def test_cudnn_on_a_gpu_matches_float64(name):
     got = measured(name, "cudnn", jnp.bfloat16)
     assert got["out"].dtype == jnp.bfloat16
     # It rounds the weights to bfloat16 before they meet the values.
-    assert_all_near(got, expected(CASES[name], jnp.bfloat16), 2.0**-6)
+    right = expected(CASES[name], jnp.bfloat16)
+    of_bias = COARSE if CASES[name]["function"] is AlibiBias else None
+    assert_all_near(got, right, 2.0**-6, of_bias)
