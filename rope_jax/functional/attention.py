@@ -61,9 +61,10 @@ def attention(
             function `(query_positions, key_positions) -> [..., N, t, s]` of the
             positions of a block, `[t]` and `[s]` or with the leading axes they were
             given. Gradients reach the array, and whatever the function closes over.
-            `AlibiBias` is a function that kernels which take none can do, too.
+            Kernels that take no function know `AlibiBias` and fold it.
         causal: a key is attended to only where its position is not beyond the query's.
-        window: a query sees keys less than so many positions before it; None for all.
+        window: a key is attended to only where it is fewer than so many positions
+            before the query; needs `causal`. None for no end.
         segment_ids: integers `[T]` or `[..., T]` if T is S, else a pair for queries and
             keys. Attention stays between equal ids; no id is special.
         key_mask: booleans `[S]` or `[..., S]`, True where a key may be attended to.
@@ -179,6 +180,7 @@ IMPLEMENTATIONS = MappingProxyType(
 
 
 def _run(request, name):
+    """`[..., K, G, T, V]` by the implementation of that name, or by the choice."""
     name, reason = choose(request, name, IMPLEMENTATIONS)
     log_choice(name, reason)
     implementation = IMPLEMENTATIONS[name]

@@ -38,6 +38,8 @@ def cudnn_refusal(request: Request) -> str:
         return f"it takes heads of up to {widest} channels, got {_width(request)}"
     if request.bias is not None and request.bias.dtype != dtype:
         return f"it would round a bias of {request.bias.dtype} to {dtype}"
+    if request.alibi is not None and request.scale <= 0:
+        return f"AlibiBias is folded for a positive scale only, got {request.scale}"
     return alibi_refusal(request)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from rope_jax.functional.alibi import alibi_bias, alibi_slopes
+from rope_jax.functional.alibi import AlibiBias, alibi_bias, alibi_slopes
 from rope_jax.functional.attention import attention
 from rope_jax.functional.positions import positions_from_mask
 
@@ -344,3 +344,30 @@ def test_fault_14_distances_never_become_bfloat16():
         np.testing.assert_array_equal(bias[0, 0], -0.5 * np.arange(4096))
     with pytest.raises(ValueError, match=r"key_positions must be integers.*bfloat16"):
         alibi_bias(slopes, jnp.arange(3), jnp.arange(3, dtype=jnp.bfloat16))
+
+
+def test_the_bias_object_is_the_bias_at_the_positions_that_it_counts():
+    slopes = np.float32([0.5, 0.25])
+    rows, columns = jnp.array([2, 3]), jnp.arange(4)
+    right = -slopes[:, None, None] * [[2, 1, 0, 1], [3, 2, 1, 0]]
+    np.testing.assert_array_equal(AlibiBias(slopes)(rows, columns), right)
+    # Two documents of two tokens: what the bias counts begins again.
+    counted = jnp.array([[0, 1, 0, 1]])
+    packed = AlibiBias(slopes, counted, counted)
+    right = -slopes[:, None, None] * [[0, 1, 0, 1], [1, 0, 1, 0]]
+    np.testing.assert_array_equal(packed(rows, columns)[0], right)
+    everything = slice(None)
+    np.testing.assert_array_equal(packed(everything, everything)[0, :, 2:], right)
+
+
+def test_the_bias_object_is_an_argument_like_any_array():
+    bias = AlibiBias(jnp.float32([0.5, 0.25]), jnp.arange(3) + 7)
+
+    @jax.jit
+    def total(bias):
+        return bias(jnp.array([2]), jnp.array([4, 6])).sum()
+
+    grad = jax.grad(total, allow_int=True)(bias)
+    assert total(bias) == -0.75 * (5 + 3)
+    np.testing.assert_array_equal(grad.slopes, [-8, -8])
+    assert grad.key_positions is None

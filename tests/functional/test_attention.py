@@ -147,7 +147,7 @@ CASES = {
     "blocks": case(
         (520, 600, 2, 1, 8, 6),
         by_index(520, 600, 50),
-        normal(2) ** 2,
+        normal(2) ** 2 / 8,
         AlibiBias,
         window=50,
     ),

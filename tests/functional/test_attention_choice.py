@@ -183,6 +183,7 @@ def test_a_refusal_says_why_and_which_can(name, arguments, message):
         ({"bias": jnp.ones((8, 8))}, f"a bias of float32 to bfloat16{ABLE} can"),
         ({"bias": FUNCTION}, f"no bias function.*{ABLE} can"),
         ({"bias": ALIBI, "causal": False}, f"causal=False{ABLE} can"),
+        ({"bias": ALIBI, "scale": -1}, f"positive scale only, got -1.0{ABLE} can"),
     ],
 )
 def test_cudnn_refuses_what_it_would_round_or_cannot_hold(arguments, message, gpu):

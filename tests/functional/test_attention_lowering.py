@@ -98,14 +98,11 @@ def test_a09_splash_makes_no_array_of_all_pairs_for_a_mask(tpu):
         )
         return jnp.sum(out)
 
-    def temporary(num_keys):
-        query = jax.ShapeDtypeStruct((1, num_keys - 300, 2, 64), jnp.float32)
-        key = jax.ShapeDtypeStruct((1, num_keys, 1, 64), jnp.float32)
-        mask = jax.ShapeDtypeStruct((1, num_keys), bool)
-        with jax.set_mesh(tpu("v5e:2x2x1")):
-            run = jax.jit(jax.grad(loss, (0, 1, 2)))
-            compiled = run.lower(query, key, key, mask).compile()
-        return compiled.memory_analysis().temp_size_in_bytes
-
-    # All pairs would be 1 GiB, as bytes.
-    assert temporary(32_768) < 4.4 * temporary(8192) < 2**28
+    query = jax.ShapeDtypeStruct((1, 16_084, 2, 64), jnp.float32)
+    key = jax.ShapeDtypeStruct((1, 16_384, 1, 64), jnp.float32)
+    mask = jax.ShapeDtypeStruct((1, 16_384), bool)
+    with jax.set_mesh(tpu("v5e:2x2x1")):
+        run = jax.jit(jax.grad(loss, (0, 1, 2)))
+        compiled = run.lower(query, key, key, mask).compile()
+    # All pairs would be 251 MiB as bytes; the results for 128 lanes are 8 MiB a head.
+    assert compiled.memory_analysis().temp_size_in_bytes < 100 * 2**20
