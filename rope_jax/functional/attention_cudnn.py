@@ -81,11 +81,11 @@ def cudnn_arguments(request: Request) -> dict[str, Any]:
     """
     pairs = needs_pairs(request)
     width = _width(request)
+    own_causal = request.by_index and request.shape[-2] == request.shape[-1]
     request = fold_alibi(request)
     if pairs:
         request = request.padded(2, 2)
     query, key, value = (jnp.swapaxes(_widen(x, width), 1, 2) for x in by_rows(request))
-    own_causal = request.by_index and request.shape[-2] == request.shape[-1]
     window = None if pairs or request.window is None else (request.window - 1, 0)
     return {
         "query": query,

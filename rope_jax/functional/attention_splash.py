@@ -118,7 +118,7 @@ def _segment_ids(request, batch):
         lowest, highest = query.min(-1, keepdims=True), query.max(-1, keepdims=True)
         # One beyond all of them, which wraps only if both ends of int32 are in use.
         spare = jnp.where(highest < 2**31 - 1, highest + 1, lowest - 1)
-        rank = max(key.ndim, mask.ndim)
+        rank = max(query.ndim, key.ndim, mask.ndim)
         key = jnp.where(to_rank(mask, rank), to_rank(key, rank), to_rank(spare, rank))
     lead = request.query.shape[:-4]
     return tuple(
