@@ -229,3 +229,17 @@ def test_a10_masks_given_to_cudnn_stay_finite(monkeypatch, gpu):
         got = np.float64(given["bias"][0, 0])
         assert np.isfinite(got).all()
         assert (got[2, [0, 3]] < -3e4).all() and (got[2, [1, 2]] == 0).all()
+
+
+def test_splash_takes_ids_and_masks_of_rows_or_of_all():
+    rows, alone = jnp.ones((2, 8), int), jnp.ones(8, int)
+    for query_ids in (rows, alone):
+        for key_ids in (rows, alone):
+            for mask in (rows, alone):
+                out = attend(
+                    8,
+                    implementation="splash",
+                    segment_ids=(query_ids, key_ids),
+                    key_mask=mask.astype(bool),
+                )
+                assert out.shape == (2, 8, 2, 64)

@@ -213,7 +213,7 @@ ONES = jnp.ones((2, 5, 4, 8))
         ({"bias": lambda i, j: jnp.ones((4, 5))}, r"bias function .*\[4, 5\]"),
         ({"scale": float("nan")}, "scale .*nan"),
         ({"scale": jnp.ones(())}, "scale .*multiply query"),
-        ({"implementation": "flash"}, "auto, xla, chunked, blockwise; got 'flash'"),
+        ({"implementation": "flash"}, "blockwise, cudnn, splash; got 'flash'"),
     ],
 )
 def test_wrong_input_is_named(change, message):
