@@ -101,7 +101,7 @@ def make_train_step(
         `accumulate` does not divide.
     """
     return jax.jit(
-        _make_update(graphdef, optimizer, accumulate),
+        _make_update(graphdef, optimizer, accumulate, state_shardings),
         donate_argnames="state",
         out_shardings=None if state_shardings is None else (state_shardings, None),
     )
@@ -135,7 +135,8 @@ def make_joint_step(
     Raises:
       ValueError: as the functions of `make_train_step`.
     """
-    update = jax.vmap(_make_update(graphdef, optimizer, accumulate))
+    update = _make_update(graphdef, optimizer, accumulate, state_shardings)
+    update = jax.vmap(update)
 
     def joint_step(states, batches):
         states, sums = update(_stacked(states), _stacked(batches))
@@ -150,7 +151,7 @@ def make_joint_step(
     )
 
 
-def _make_update(graphdef, optimizer, accumulate):
+def _make_update(graphdef, optimizer, accumulate, state_shardings):
     """The pure update that the steps of one run and of several are made of."""
     if accumulate < 1:
         raise ValueError(f"accumulate must be at least 1, got {accumulate}")
@@ -177,6 +178,8 @@ def _make_update(graphdef, optimizer, accumulate):
         # No targets at all: the sums are 0, and 0 / 1 is the gradient of no loss.
         count = jnp.where(targets == 0, 1.0, targets)
         grads = jax.tree.map(lambda g: g / count, grads)
+        if state_shardings is not None:  # or the update may be made in other slices
+            grads = jax.lax.with_sharding_constraint(grads, state_shardings.params)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         sums = {

@@ -19,7 +19,9 @@ from rope_jax.functional.distance import (
 from rope_jax.functional.forgetting import (
     RunningSum,
     accumulated_bias,
+    cable_gates,
     cable_sums,
+    fox_gates,
     fox_sums,
     init_cable,
     init_fox,
@@ -32,10 +34,12 @@ from rope_jax.functional.polar import init_pope, pope_key, pope_query
 __all__ = [
     "RunningSum",
     "accumulated_bias",
+    "cable_gates",
     "cable_sums",
     "cope_bias",
     "cope_positions",
     "dape_logits",
+    "fox_gates",
     "fox_sums",
     "init_cable",
     "init_cope",

@@ -102,6 +102,52 @@ def init_cable(
     return init_fox(key, model_dim, num_heads, stddev=stddev)
 
 
+def fox_gates(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    """Log forget gates of the forgetting transformer, what `fox_sums` adds up.
+
+    ln f_t = ln sigmoid(x_t @ kernel + bias)
+
+    Args:
+      params: `{"kernel": [D, N], "bias": [N]}`.
+      x: `[..., T, D]`, the input of the attention layer, any float dtype.
+
+    Returns:
+      float32 `[..., T, N]`, at most 0.
+
+    Raises:
+      ValueError: if a parameter does not fit `x`.
+
+    >>> params = {"kernel": jnp.zeros((2, 1)), "bias": jnp.zeros(1)}
+    >>> fox_gates(params, jnp.ones((1, 2))).round(3)
+    Array([[-0.693]], dtype=float32)
+
+    Source: Lin et al. 2025, the forgetting transformer (arXiv 2503.02130), section 3.
+    """
+    return jax.nn.log_sigmoid(_project(params, x))
+
+
+def cable_gates(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    """Context-aware slopes of CABLE, negative, what `cable_sums` adds up.
+
+    Args:
+      params: `{"kernel": [D, N], "bias": [N]}`.
+      x: `[..., T, D]`, the input of the attention layer, any float dtype.
+
+    Returns:
+      float32 `[..., T, N]`, at most 0: -softplus(x_t @ kernel + bias).
+
+    Raises:
+      ValueError: if a parameter does not fit `x`.
+
+    >>> params = {"kernel": jnp.zeros((2, 1)), "bias": jnp.zeros(1)}
+    >>> cable_gates(params, jnp.ones((1, 2))).round(3)
+    Array([[-0.693]], dtype=float32)
+
+    Source: Veisi et al. 2025, CABLE (arXiv 2503.08067), and the code of its authors.
+    """
+    return -jax.nn.softplus(_project(params, x))
+
+
 def fox_sums(
     params: dict[str, jax.Array], x: jax.Array, initial: RunningSum | None = None
 ) -> RunningSum:
@@ -127,7 +173,7 @@ def fox_sums(
 
     Source: Lin et al. 2025, the forgetting transformer (arXiv 2503.02130), section 3.
     """
-    return running_sum(jax.nn.log_sigmoid(_project(params, x)), initial)
+    return running_sum(fox_gates(params, x), initial)
 
 
 def cable_sums(
@@ -157,7 +203,7 @@ def cable_sums(
 
     Source: Veisi et al. 2025, CABLE (arXiv 2503.08067), and the code of its authors.
     """
-    return running_sum(-jax.nn.softplus(_project(params, x)), initial)
+    return running_sum(cable_gates(params, x), initial)
 
 
 def accumulated_bias(query_sums: RunningSum, key_sums: RunningSum) -> jax.Array:

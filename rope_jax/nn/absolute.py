@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from rope_jax.functional import additive
+from rope_jax.nn import sharding
 from rope_jax.nn.encoding import Encoding
 
 
@@ -127,7 +128,7 @@ class Learned(Absolute):
                 "a larger model.learned.max_length"
             )
         rows = (
-            self.table[...]
+            sharding.whole(self.table[...])
             .at[positions]
             .get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
         )

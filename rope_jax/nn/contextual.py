@@ -6,6 +6,7 @@ import jax
 
 from rope_jax.functional import alibi, contextual, shaw
 from rope_jax.functional.attention_request import pair_products
+from rope_jax.nn import sharding
 from rope_jax.nn.encoding import Encoding, as_arrays, as_params
 
 
@@ -62,7 +63,7 @@ class Fox(Encoding):
 
     per_layer = True
     init = staticmethod(contextual.init_fox)
-    sums = staticmethod(contextual.fox_sums)
+    gates = staticmethod(contextual.fox_gates)
 
     def __init__(self, config, *, rngs):
         self.params = as_params(
@@ -70,8 +71,9 @@ class Fox(Encoding):
         )
 
     def extras(self, x, before=None):
-        """The running sums of the gates."""
-        return self.sums(as_arrays(self.params), x, before)
+        """The running sums of the gates, over rows that no device has in part."""
+        gates = sharding.by_token(self.gates(as_arrays(self.params), x))
+        return jax.tree.map(sharding.by_token, contextual.running_sum(gates, before))
 
     def scores(self, query, key):
         """What the gates between key and query have left, in nats."""
@@ -94,7 +96,7 @@ class Cable(Fox):
     """Context-aware biases, Veisi et al. 2025: ALiBi whose slope reads the token."""
 
     init = staticmethod(contextual.init_cable)
-    sums = staticmethod(contextual.cable_sums)
+    gates = staticmethod(contextual.cable_gates)
 
 
 class Cope(Encoding):

@@ -15,9 +15,10 @@ from rope_jax.functional.attention import attention
 from rope_jax.functional.distance import to_rank
 from rope_jax.functional.positions import positions_from_mask, positions_from_segments
 from rope_jax.functional.temperature import logn_temperature
+from rope_jax.nn import sharding
 from rope_jax.nn.cached_attention import extend_softmax, init_memory
 from rope_jax.nn.config import DecoderConfig, check_config
-from rope_jax.nn.encoding import Side
+from rope_jax.nn.encoding import BlockBias, Side
 from rope_jax.nn.encodings import ENCODINGS, make_encoding
 from rope_jax.nn.linear import LinearAttention, make_draws
 from rope_jax.nn.products import widening
@@ -48,10 +49,41 @@ class Attention(Projections):
         query, key = encoding.rotate(query, key, positions, positions)
         query = self.sharpened(query, positions)
         index, extras = jnp.arange(x.shape[1]), encoding.extras(x)
-        scores = encoding.scores(
-            Side(query, positions, index, extras), Side(key, positions, index, extras)
+        side = Side(query, positions, index, extras)
+        scores = encoding.scores(side, side._replace(vectors=key))
+        heads, rest = (query, key, value), (segment_ids, key_mask)
+        if scores is None and sharding.splits_heads(key.shape[2]):
+            return self.out(sharding.by_head(self._softmax, heads, rest))
+        if sharding.size("sequence") == 1:
+            return self.out(self._softmax(heads, rest, scores))
+        mixed = sharding.over_sequence(
+            self._part,
+            (side, segment_ids),
+            (key, value),
+            (encoding, positions, index, extras, segment_ids, key_mask),
         )
-        mixed = attention(
+        return self.out(mixed)
+
+    def _part(self, queries, keys, rest):
+        """Attention `[B, t, N, H]` of some of the queries of a row to all keys."""
+        (query, query_segments), (key, value) = queries, keys
+        encoding, positions, index, extras, segments, key_mask = rest
+        scores = encoding.scores(query, Side(key, positions, index, extras))
+        if segments is not None:
+            segments = query_segments, segments
+        return self._softmax(
+            (query.vectors, key, value),
+            (segments, key_mask),
+            _counted_from(query.index[0], scores),
+            query_positions=query.index,
+            key_positions=index,
+        )
+
+    def _softmax(self, heads, rest, scores=None, **where):
+        """Attention `[B, t, N, H]`, with a term of the scores or without."""
+        query, key, value = heads
+        segment_ids, key_mask = rest
+        return attention(
             query,
             key,
             value,
@@ -61,8 +93,8 @@ class Attention(Projections):
             key_mask=key_mask,
             scale=self.scale,
             implementation=self.implementation,
+            **where,
         )
-        return self.out(mixed)
 
     def sharpened(self, query, positions):
         """Queries times their log-n temperature, if there is one."""
@@ -120,8 +152,8 @@ class Mlp(nnx.Module):
     def __call__(self, x):
         """Map `[..., D]` to `[..., D]`."""
         if self.gate is None:
-            return self.down(jax.nn.gelu(self.up(x)))
-        return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+            return self.down(sharding.hidden(jax.nn.gelu(self.up(x))))
+        return self.down(sharding.hidden(jax.nn.silu(self.gate(x)) * self.up(x)))
 
 
 class Block(nnx.Module):
@@ -155,8 +187,9 @@ class Block(nnx.Module):
             key_mask,
             **features,
         )
-        x = x + _dropout(mixed, self.dropout, keys[0])
-        return x + _dropout(self.mlp(self.mlp_norm(x)), self.dropout, keys[1])
+        x = sharding.stream(x + _dropout(mixed, self.dropout, keys[0]))
+        x = x + _dropout(self.mlp(self.mlp_norm(x)), self.dropout, keys[1])
+        return sharding.stream(x)
 
     def extend(self, x, encoding, memory, view, rolling, features):
         """Map new tokens `[B, T, D]`, with what the layer keeps; see Attention."""
@@ -290,18 +323,20 @@ class Decoder(nnx.Module):
         if self.encoding is not None:
             positions = self.encoding.place(positions, place_key)
             x = self.encoding.embed(x, positions)
-        x = _dropout(x, self.dropout, embed_key)
+        x = sharding.stream(_dropout(x, self.dropout, embed_key))
         return self._run_blocks(x, positions, segment_ids, key_mask, dropout_key, step)
 
     def embed(self, tokens):
         """Embeddings `[B, T, D]` of tokens, without positions."""
-        x = self.embedding[...].at[tokens].get(mode="promise_in_bounds")
+        table = sharding.whole(self.embedding[...])
+        x = table.at[tokens].get(mode="promise_in_bounds")
         return (x * x.shape[-1] ** 0.5).astype(self.dtype)
 
     def logits(self, x):
         """Float32 logits `[B, T, V]` of the last layer's output."""
-        head = self.embedding[...].T if self.head is None else self.head[...]
-        head = head.astype(self.dtype)
+        tied = self.head is None
+        head = sharding.whole(self.embedding[...]).T if tied else self.head[...]
+        head = sharding.vocabulary(head.astype(self.dtype))
         return jnp.einsum(
             "btd,dv->btv", self.norm(x), head, preferred_element_type=jnp.float32
         )
@@ -349,6 +384,11 @@ def _default_positions(tokens, segment_ids, key_mask):
     if key_mask is not None:
         return positions_from_mask(key_mask)
     return jnp.arange(tokens.shape[-1])
+
+
+def _counted_from(start: jax.Array, bias: BlockBias | None) -> BlockBias | None:
+    """A bias of queries that are a part of a row, by their index in the row."""
+    return None if bias is None else lambda t, s: bias(t - start, s)
 
 
 def _implementation(config: DecoderConfig) -> str:

@@ -20,6 +20,7 @@ from rope_jax.functional.linear_attention import (
     init_linear_state,
     linear_attention_step,
 )
+from rope_jax.nn import sharding
 from rope_jax.nn.encoding import Encoding
 from rope_jax.nn.encodings import ENCODINGS
 from rope_jax.nn.projections import Projections
@@ -147,9 +148,10 @@ class LinearAttention(Projections):
     def __call__(self, x, positions, encoding, segment_ids, key_mask, projection):
         """Attend over `x` `[B, T, D]`; arguments as for `advance`."""
         state = self.init_state(x.shape[0])
-        return self.advance(
+        mixed, _ = self._mixed(
             state, x, positions, encoding, segment_ids, key_mask, projection
-        )[0]
+        )
+        return self.out(sharding.tokens(mixed))
 
     def init_state(self, batch: int) -> LinearState:
         """The state before the first token of `batch` rows."""
@@ -179,8 +181,17 @@ class LinearAttention(Projections):
         Returns:
           `[B, T, D]`, and the state after these tokens.
         """
-        query, key, value = self.heads(x)
-        mixed, state = linear_attention_step(
+        mixed, state = self._mixed(
+            state, x, positions, encoding, segment_ids, key_mask, projection
+        )
+        return self.out(mixed), state
+
+    def _mixed(
+        self, state, x, positions, encoding, segment_ids, key_mask, projection
+    ) -> tuple[jax.Array, LinearState]:
+        """What `advance` gives, by heads `[B, T, N, H]`."""
+        query, key, value = map(sharding.rows_of_heads, self.heads(x))
+        return linear_attention_step(
             state,
             query,
             key,
@@ -190,7 +201,6 @@ class LinearAttention(Projections):
             key_mask=key_mask,
             **encoding.rotate_features(positions, self.num_features, x.shape[1]),
         )
-        return self.out(mixed), state
 
     def init_memory(self, encoding, batch: int, capacity: int, dtype, rolling):
         """What `extend` keeps: the state, whose size no capacity changes."""

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from rope_jax.nn import sharding
 from rope_jax.nn.products import widening
 
 
@@ -44,6 +45,7 @@ class Projections(nnx.Module):
         query, key, value = self.query(x), self.key(x), self.value(x)
         if self.query_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
+        query, key, value = map(sharding.heads, (query, key, value))
         return query, key, value
 
 
