@@ -35,20 +35,35 @@ from rope_jax.experiment.measurement import (
     score_cells,
     summarize,
 )
-from rope_jax.experiment.mesh import batch_sharding, make_mesh, param_shardings
+from rope_jax.experiment.mesh import (
+    batch_sharding,
+    batch_shards,
+    check_lengths,
+    make_mesh,
+    param_shardings,
+)
 from rope_jax.experiment.protocols import check_options, plan
 from rope_jax.experiment.rows import complete, merge, read_json
 from rope_jax.experiment.scoring import ModelApply
 from rope_jax.nn.config import DecoderConfig
 
 
-def check(config: EvalConfig, corpus: sources.Corpus | Task, train_length: int) -> None:
+def check(
+    config: EvalConfig,
+    corpus: sources.Corpus | Task,
+    train_length: int,
+    mesh: Mesh,
+) -> None:
     """Raise ValueError, naming the flag, where an evaluation could not be done."""
     scalings.check(config.scaling)
     if isinstance(corpus, Task):
         task_evaluation.check(config, corpus)
+        lengths = {*config.lengths, corpus.options.max_length}
+        check_lengths(mesh, map(corpus.row_length, lengths))
         return
-    plan(len(_split(corpus, config)), config, train_length)
+    cells = plan(len(_split(corpus, config)), config, train_length)
+    compared = [cell.versus for cell in cells if cell.versus is not None]
+    check_lengths(mesh, [cell.windows.length for cell in (*cells, *compared)])
 
 
 def _split(corpus: sources.Corpus, config: EvalConfig) -> np.ndarray:
@@ -86,8 +101,8 @@ def evaluate_run(
     config = run_directory.load_config(run_dir)
     corpus = sources.load(config.data) if corpus is None else corpus
     _check_bytes(run_dir, corpus)
-    check(eval_config, corpus, config.data.train_length)
     mesh = _mesh_of(config) if mesh is None else mesh
+    check(eval_config, corpus, config.data.train_length, mesh)
     with jax.set_mesh(mesh):
         config, graphdef, params, step = checkpoint.load_params(run_dir, mesh=mesh)
         if isinstance(corpus, Task):
@@ -124,7 +139,7 @@ def _scores(config, scaling, params, cells, data, eval_config, mesh) -> Scores:
             model = scalings.apply(model, scaling, train_length=length)
         graphdef, _ = checkpoint.abstract_model(model)
         apply = ModelApply(graphdef)
-        tokens = jax.ShapeDtypeStruct((1, length), np.int32)
+        tokens = jax.ShapeDtypeStruct((batch_shards(mesh), length), np.int32)
         jax.eval_shape(lambda *args: apply(*args, last=1).hidden, params, tokens)
         options = {"capped": _capped(model, length) if capped else None}
     except ValueError as error:
@@ -252,7 +267,8 @@ def evaluate_workdir(
     _check_apart(runs)
     corpora = _corpora(runs, corpus)
     for run, config in runs.items():
-        check(eval_config, corpora[run], config.data.train_length)
+        lengths = corpora[run], config.data.train_length
+        check(eval_config, *lengths, _mesh_of(config))
     path = run_directory.absolute(workdir) / "extrapolation.json"
     old = _old_rows(path)  # now: what cannot be read or written would waste the work
     rows = []

@@ -6,16 +6,25 @@ tokens of a row. A size that an axis does not divide raises before any work.
 """
 
 import math
+from collections.abc import Iterable
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from rope_jax.experiment.config import Config, MeshConfig
-
-AXES = ("data", "fsdp", "tensor", "sequence")
+from rope_jax.nn.sharding import AXES, ROWS, check_divides
 
 # Parameter path, by its last names -> the mesh axes of its last dimensions.
 _RULES: dict[tuple[str, ...], tuple[str | None, ...]] = {
+    ("blocks", "encoding", "params", "embedding"): (None, None),  # CoPE's, of no head
+    ("encoding", "params", "embedding"): (None, "tensor"),  # T5's
+    ("encoding", "params", "kernel"): ("fsdp", "tensor"),
+    ("encoding", "params", "bias"): ("tensor",),
+    ("encoding", "params", "kernel_out"): (None, "tensor"),
+    ("encoding", "params", "bias_out"): ("tensor",),
+    ("encoding", "params", "r1"): ("tensor",),
+    ("encoding", "params", "r2"): ("tensor",),
+    ("encoding", "phase"): ("tensor", None),
     ("embedding",): (None, "fsdp"),
     ("head",): ("fsdp", "tensor"),
     ("encoding", "table"): (None, "fsdp"),
@@ -61,7 +70,12 @@ def make_mesh(config: MeshConfig) -> Mesh:
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Sharding of a `[B, T]` batch: rows over data and fsdp, tokens over sequence."""
-    return NamedSharding(mesh, PartitionSpec(("data", "fsdp"), "sequence"))
+    return NamedSharding(mesh, PartitionSpec(ROWS, "sequence"))
+
+
+def batch_shards(mesh: Mesh) -> int:
+    """How many parts the rows of a batch are split into."""
+    return math.prod(mesh.shape[axis] for axis in ROWS)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -102,19 +116,14 @@ def cache_shardings(mesh: Mesh, cache):
     Raises:
       ValueError: an axis does not divide an array.
     """
-    rows = ("data", "fsdp")
 
     def place(path, leaf):
         names = tuple(str(getattr(k, "key", getattr(k, "name", k))) for k in path)
-        spec = [None] * leaf.ndim
-        if names[0] != "layers":
-            spec[0] = rows
-        else:
-            spec[0] = rows
-            if "extras" in names:  # [B, S, N]
-                spec[-1] = "tensor"
-            elif leaf.ndim > 1:  # [B, K, ...]
-                spec[1] = "tensor"
+        spec = [ROWS] + [None] * (leaf.ndim - 1)
+        if "extras" in names:  # [B, S, N]
+            spec[-1] = "tensor"
+        elif names[0] == "layers" and leaf.ndim > 1:  # [B, K, ...]
+            spec[1] = "tensor"
         return _sharding(mesh, names, leaf.shape, spec)
 
     return jax.tree_util.tree_map_with_path(place, cache)
@@ -122,15 +131,7 @@ def cache_shardings(mesh: Mesh, cache):
 
 def _sharding(mesh, names, shape, spec):
     """The sharding of a spec, or ValueError where an axis does not divide a size."""
-    for size, axes in zip(shape, spec, strict=True):
-        axes = (axes,) if isinstance(axes, str) else axes or ()
-        parts = math.prod(mesh.shape[axis] for axis in axes)
-        if size % parts:
-            shown = "*".join(f"mesh.{axis}" for axis in axes)
-            raise ValueError(
-                f"{shown}={parts} does not divide the size {size} of "
-                f"{'.'.join(names)} {shape}"
-            )
+    check_divides(shape, spec, mesh, ".".join(names))
     return NamedSharding(mesh, PartitionSpec(*spec))
 
 
@@ -138,7 +139,7 @@ def _spec(names: tuple[str, ...], ndim: int) -> tuple[str | None, ...]:
     for suffix, axes in _RULES.items():
         if names[-len(suffix) :] == suffix:
             return (None,) * (ndim - len(axes)) + axes
-    if "encoding" in names:  # a few numbers for each head: on every device
+    if "encoding" in names:  # a few numbers for all heads: on every device
         return (None,) * ndim
     raise ValueError(f"no sharding rule for the parameter {'.'.join(names)}")
 
@@ -148,13 +149,28 @@ def check_mesh(config: Config) -> None:
     data, fsdp, tensor, sequence = mesh_shape(config.mesh, jax.device_count())
     model, rows = config.model, config.train.batch_size // config.train.accumulate
     kv_heads = model.num_kv_heads or model.num_heads
-    for axis, parts, size, what in (
+    sizes = [
         ("mesh.data*mesh.fsdp", data * fsdp, rows, "sequences per micro-batch"),
         ("mesh.tensor", tensor, model.num_heads, "heads (model.num_heads)"),
         ("mesh.tensor", tensor, kv_heads, "key/value heads (model.num_kv_heads)"),
         ("mesh.tensor", tensor, model.vocab_size, "bytes (model.vocab_size)"),
         ("mesh.fsdp", fsdp, model.model_dim, "channels (model.model_dim)"),
         ("mesh.sequence", sequence, config.data.length, "bytes of data.length"),
-    ):
+    ]
+    if model.attention == "linear" and sequence > 1:  # see `rows_of_heads`
+        what = "key/value heads of linear attention (model.num_kv_heads)"
+        sizes.append(("mesh.tensor*mesh.sequence", tensor * sequence, kv_heads, what))
+    for axis, parts, size, what in sizes:
         if size % parts:
             raise ValueError(f"--config.{axis}={parts} must divide the {size} {what}")
+
+
+def check_lengths(mesh: Mesh, lengths: Iterable[int]) -> None:
+    """Raise ValueError where the mesh does not divide rows that are to be evaluated."""
+    parts = mesh.shape["sequence"]
+    odd = sorted({length for length in lengths if length % parts})
+    if odd:
+        raise ValueError(
+            f"--config.mesh.sequence={parts} must divide the tokens of every row that "
+            f"is evaluated, got {', '.join(map(str, odd))}"
+        )

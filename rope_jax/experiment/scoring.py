@@ -7,7 +7,6 @@ scores.
 """
 
 import functools
-import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rope_jax.experiment.loss import token_nats
-from rope_jax.experiment.mesh import batch_sharding, replicated
+from rope_jax.experiment.mesh import batch_sharding, batch_shards, replicated
 from rope_jax.experiment.plans import Windows
 from rope_jax.experiment.token_chunks import Head, by_chunks
 
@@ -104,7 +103,7 @@ def score(
     Returns:
       `[n]` or `[n, K]`, by default the nats in float32.
     """
-    shards = 1 if mesh is None else _batch_shards(mesh)
+    shards = 1 if mesh is None else batch_shards(mesh)
     rows = _batch_rows(windows, batch_tokens, shards)
     put = functools.partial(_put, mesh=mesh)
     pending, scored = deque(), []
@@ -183,11 +182,6 @@ def _batch_rows(windows: Windows, batch_tokens: int, shards: int) -> int:
     most = max(1, batch_tokens // windows.length // shards) * shards
     batches = -(-count // most)
     return -(-count // (batches * shards)) * shards
-
-
-def _batch_shards(mesh: Mesh) -> int:
-    axes = batch_sharding(mesh).spec[0]
-    return math.prod(mesh.shape[a] for a in ([axes] if isinstance(axes, str) else axes))
 
 
 def _put(rows: np.ndarray, mesh: Mesh | None):

@@ -17,6 +17,7 @@ from rope_jax.experiment import (
 from rope_jax.experiment.config import Config, SweepConfig, parse, resolve
 from rope_jax.experiment.data import sources
 from rope_jax.experiment.errors import RunError
+from rope_jax.experiment.mesh import make_mesh
 from rope_jax.nn.encoding import Encoding
 from rope_jax.nn.encodings import ENCODINGS
 
@@ -123,7 +124,8 @@ def run(config: Config, workdir: str | pathlib.Path) -> list[dict]:
         for name, one in runs(config).items()
     }
     corpus = sources.load(config.data)
-    evaluation.check(config.eval, corpus, config.data.length)
+    mesh = make_mesh(config.mesh)
+    evaluation.check(config.eval, corpus, config.data.length, mesh)
     for name, one in grid.items():
         training.check(one, corpus)
         training.check_workdir(one, workdir / name)

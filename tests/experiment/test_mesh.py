@@ -11,6 +11,7 @@ from rope_jax.experiment.config import Config, MeshConfig
 from rope_jax.experiment.mesh import (
     batch_sharding,
     cache_shardings,
+    check_lengths,
     check_mesh,
     make_mesh,
     mesh_shape,
@@ -47,6 +48,9 @@ def test_sizes_that_cannot_be(sizes):
 @pytest.mark.parametrize(
     ("group", "field", "value", "mesh", "message"),
     [
+        ("train", "batch_size", 4, {}, "mesh.data.*=8 must divide the 4 sequences"),
+        ("model", "num_kv_heads", 1, {"tensor": 2}, "=2 must divide the 1 key/value"),
+        ("model", "vocab_size", 257, {"tensor": 4}, "tensor=4 must divide the 257"),
         ("train", "batch_size", 12, {}, "mesh.data.*=8 must divide the 12 sequences"),
         ("model", "num_heads", 3, {"tensor": 2}, "tensor=2 must divide the 3 heads"),
         ("data", "length", 129, {"sequence": 2}, "sequence=2 must divide the 129"),
@@ -59,6 +63,22 @@ def test_what_the_mesh_does_not_divide(group, field, value, mesh, message):
     setattr(getattr(config, group), field, value)
     with pytest.raises(ValueError, match=message):
         check_mesh(config)
+
+
+def test_linear_attention_splits_heads_over_the_sequence_axis():
+    config = Config(mesh=MeshConfig(data=1, tensor=2, sequence=4))
+    config.model.attention = "linear"
+    with pytest.raises(ValueError, match=r"mesh.tensor\*mesh.sequence=8 must .* 4 key"):
+        check_mesh(config)
+    config.model.num_heads = 8
+    check_mesh(config)
+
+
+def test_lengths_of_an_evaluation_that_the_mesh_does_not_divide():
+    mesh = make_mesh(MeshConfig(data=1, sequence=8))
+    check_lengths(mesh, [128, 256])
+    with pytest.raises(ValueError, match=r"mesh.sequence=8 must .* got 100, 130"):
+        check_lengths(mesh, [130, 128, 100])
 
 
 def test_parameters_are_born_in_slices():

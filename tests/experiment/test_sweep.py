@@ -54,6 +54,14 @@ def test_d04_a_batch_that_the_data_does_not_fill_leaves_no_trace(config, tmp_pat
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_length_that_the_mesh_does_not_divide_leaves_no_trace(config, tmp_path):
+    """It is to be evaluated after the training, which does not begin."""
+    config.mesh.sequence, config.eval.lengths = 8, (32, 36)
+    with pytest.raises(ValueError, match=r"mesh\.sequence=8 must divide .* got 36"):
+        sweep.run(config, tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_run_that_fails_before_its_first_step_leaves_no_trace(
     config, tmp_path, monkeypatch
 ):
