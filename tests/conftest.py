@@ -31,6 +31,14 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 SHARED = ROOT.parent / "shared"
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--every_mesh",
+        action="store_true",
+        help="every encoding on every mesh, in tests/experiment/test_sharding.py",
+    )
+
+
 @pytest.fixture(scope="session")
 def enwik6() -> pathlib.Path:
     """The first million bytes of enwik8, where the shared data is laid out."""

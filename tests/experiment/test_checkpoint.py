@@ -273,6 +273,23 @@ def test_arrays_come_back_on_the_mesh_that_is_asked_for(saved, shape):
     assert_same_bits(jax.device_get(state.params), jax.device_get(state_at(20).params))
 
 
+def test_c06_eight_devices_save_and_others_restore(tmp_path):
+    mesh = make_mesh(MeshConfig(data=1, fsdp=4, tensor=2))
+
+    def in_pieces(step):
+        return jax.device_put(state_at(step), param_shardings(mesh, state_at(step)))
+
+    save(tmp_path / "run", 3, state_at=in_pieces)
+    expected = jax.device_get(state_at(3)._replace(key=None))
+    for data, fsdp, tensor in ((1, 1, 1), (1, 2, 2), (2, 4, 1), (1, 8, 1)):
+        other = make_mesh(MeshConfig(data, fsdp, tensor))
+        state, _, _ = restore(tmp_path / "run", param_shardings(other, state_at(0)))
+        kernel = state.params["blocks"]["mlp"]["up"]["kernel"]
+        pieces = {shard.data.shape for shard in kernel.addressable_shards}
+        assert pieces == {(2, 32 // fsdp, 128 // tensor)}
+        assert_same_bits(jax.device_get(state._replace(key=None)), expected)
+
+
 def test_load_params_makes_the_model(saved):
     loaded_config, graphdef, params, step = load_params(saved)
     assert (loaded_config, step) == (config(), 20)
