@@ -18,7 +18,6 @@ import contextlib
 import json
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,6 +28,7 @@ import numpy as np
 from flax import nnx
 
 from benchmarks.measure import integers
+from benchmarks.peer import Peer, save_weights
 from rope_jax.experiment import host
 from rope_jax.nn.config import DecoderConfig
 from rope_jax.nn.decoder import Decoder
@@ -80,7 +80,7 @@ class Ours:
         return time.perf_counter() - began
 
 
-class Peer:
+class Torch:
     """PyTorch, in a process of its own."""
 
     def __init__(self, options, weights: pathlib.Path, *, compiled: bool):
@@ -88,44 +88,19 @@ class Peer:
         self.about = ""
         command = [options.peer_python, str(_PEER), str(weights)]
         command += [f"--threads={options.peer_threads}", *["--compile"] * compiled]
-        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115  as long as the process
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-            text=True,
-        )
+        self._peer = Peer(self.name, command)
+        self.close = self._peer.close
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
         """Logits `[T, B, V]` after tokens `[B, T]`; RuntimeError if it cannot work."""
         batch, length = tokens.shape
-        answer = self._ask(batch=batch, length=length, tokens=tokens.tolist())
+        answer = self._peer.ask(batch=batch, length=length, tokens=tokens.tolist())
         self.about = f"torch {answer['version']}, {answer['threads']} threads"
         return np.array(answer["logits"])
 
     def seconds(self, batch: int, length: int) -> float:
         """What `length` bytes for each of `batch` rows take."""
-        return self._ask(batch=batch, length=length)["seconds"]
-
-    def close(self) -> None:
-        """End the process."""
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        self._process.wait()
-        self._said.close()
-
-    def _ask(self, **request) -> dict:
-        # A process that has ended has said why; that is read below.
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            self._said.seek(0)
-            said = self._said.read().strip().splitlines()
-            raise RuntimeError(said[-1] if said else "it ended and said nothing")
-        return json.loads(line)
+        return self._peer.ask(batch=batch, length=length)["seconds"]
 
 
 def make_model(options) -> tuple[nnx.GraphDef, dict]:
@@ -149,17 +124,7 @@ def make_model(options) -> tuple[nnx.GraphDef, dict]:
     return graphdef, jax.tree_util.tree_map_with_path(draw, shapes)
 
 
-def save(params: dict, path: pathlib.Path) -> None:
-    """Write the weights as an .npz, by path."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    arrays = {
-        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
-        for path, leaf in leaves
-    }
-    np.savez(path, **arrays)
-
-
-def working(ours: Ours, peers: list[Peer]) -> list:
+def working(ours: Ours, peers: list[Torch]) -> list:
     """The sides that give the same logits; one that cannot run is named."""
     tokens = np.random.default_rng(0).integers(0, 256, (2, _CHECKED))
     expected, sides = ours.logits(tokens), [ours]
@@ -219,10 +184,10 @@ def main() -> None:
     graphdef, params = make_model(options)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         weights = pathlib.Path(folder) / "weights.npz"
-        save(params, weights)
+        save_weights(params, weights)
         peers = []
         for compiled in (False,) if options.no_compile else (False, True):
-            peers.append(Peer(options, weights, compiled=compiled))
+            peers.append(Torch(options, weights, compiled=compiled))
             stack.callback(peers[-1].close)
         rows = table(working(Ours(graphdef, params), peers), options)
     if options.out:

@@ -3,12 +3,15 @@
 Idiomatic PyTorch: projections of one input are one product, attention is
 `scaled_dot_product_attention`, the cosines and sines are a table, AdamW is the fused
 one, and the clip is `clip_grad_norm_`. With --compile the model is `torch.compile`d.
+With --x_transformers the model is that library's decoder of the same sizes: RMSNorm,
+rotary or ALiBi, SwiGLU or GELU, flash attention where it can; its weights are its own.
 
 Started by `train_step.py`, with the weights as an .npz; answers a line of JSON for each
 line that it reads.
 """
 
 import argparse
+import importlib.metadata
 import json
 import sys
 import time
@@ -93,6 +96,42 @@ class Model(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+class XTransformers(nn.Module):
+    """The decoder of x-transformers with the sizes of our weights."""
+
+    def __init__(self, weights: dict, encoding: str, length: int):
+        super().__init__()
+        from x_transformers import Decoder, TransformerWrapper
+
+        depth, dim = weights["blocks/attention_norm/scale"].shape
+        heads, width = weights["blocks/attention/query/kernel"].shape[2:]
+        gated = "blocks/mlp/gate/kernel" in weights
+        self.model = TransformerWrapper(
+            num_tokens=256,
+            max_seq_len=length,
+            use_abs_pos_emb=False,
+            attn_layers=Decoder(
+                dim=dim,
+                depth=depth,
+                heads=heads,
+                attn_dim_head=width,
+                use_rmsnorm=True,
+                ff_mult=weights["blocks/mlp/up/kernel"].shape[-1] / dim,
+                ff_glu=gated,
+                ff_swish=gated,
+                ff_no_bias=True,
+                attn_flash=encoding != "alibi",
+                rotary_pos_emb=encoding == "rope",
+                rotary_emb_dim=width,
+                alibi_pos_bias=encoding == "alibi",
+            ),
+        )
+
+    def forward(self, inputs, targets):
+        """Mean nats of the targets `[B, T]`."""
+        return F.cross_entropy(self.model(inputs).flatten(0, 1), targets.flatten())
+
+
 def _tables(length, width):
     exponent = torch.arange(0, width, 2, dtype=torch.float64) / width
     angle = torch.arange(length, dtype=torch.float64)[:, None] / 10_000.0**exponent
@@ -121,9 +160,11 @@ class Run:
         tokens = torch.from_numpy(rng.integers(0, 256, size))
         self.inputs = tokens[:, :-1].contiguous()
         self.targets = tokens[:, 1:].contiguous()
-        model = Model(weights, options.encoding, options.length)
-        matrices = [p for p in model.parameters() if p.ndim > 1]
-        matrices = [p for p in matrices if p is not model.embedding]
+        build = XTransformers if options.x_transformers else Model
+        model = build(weights, options.encoding, options.length)
+        named = dict(model.named_parameters())
+        embeddings = [name for name in named if "emb" in name]
+        matrices = [p for n, p in named.items() if p.ndim > 1 and n not in embeddings]
         decayed = {id(p) for p in matrices}
         rest = [p for p in model.parameters() if id(p) not in decayed]
         groups = [
@@ -159,6 +200,7 @@ def main() -> None:
     parser.add_argument("--beta2", type=float, required=True)
     parser.add_argument("--clip_norm", type=float, required=True)
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--x_transformers", action="store_true")
     parser.add_argument("--threads", type=int, default=0)
     options = parser.parse_args()
     if options.threads:
@@ -166,6 +208,9 @@ def main() -> None:
     with np.load(options.weights) as file:
         run = Run(options, dict(file))
     about = f"torch {torch.__version__}, {torch.get_num_threads()} threads"
+    if options.x_transformers:
+        about += f", x-transformers {importlib.metadata.version('x-transformers')}"
+    about += f", {sum(p.numel() for p in run.parameters):,} parameters"
     for line in sys.stdin:
         steps = json.loads(line)["steps"]
         began = time.perf_counter()
