@@ -18,6 +18,10 @@ from rope_jax.nn.rotations import (
     XposOptions,
 )
 
+# What the backward pass of a layer computes again: nothing; all but the products with
+# weights, so attention, norms and activations; or all of it, from the layer's input.
+REMAT = ("none", "dots", "full")
+
 
 @dataclass
 class DecoderConfig:
@@ -36,7 +40,7 @@ class DecoderConfig:
     tied_output: bool = False
     vocab_size: int = 256
     dtype: str = "float32"  # compute; parameters are float32
-    remat: str = "none"  # "full" recomputes each layer in the backward pass
+    remat: str = "none"  # what the backward pass computes again: see REMAT
     unroll: int = (
         0  # layers in one turn of the loop; 0: all of up to 8 on a CPU, else 1
     )
@@ -85,7 +89,7 @@ def check_config(config: DecoderConfig) -> None:
         "encoding": tuple(ENCODINGS),
         "mlp": ("gated", "plain"),
         "dtype": ("float32", "bfloat16"),
-        "remat": ("none", "full"),
+        "remat": REMAT,
         "attention": ("softmax", "linear"),
         "attention_implementation": ("auto", *IMPLEMENTATIONS),
         "temperature": ("none", "logn"),

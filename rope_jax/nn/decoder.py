@@ -27,6 +27,12 @@ from rope_jax.nn.projections import Projections, residual_init, rms_norm
 # Compile time grows with every layer that is written out.
 _MOST_UNROLLED = 8
 
+# What a layer keeps for its backward pass, by `remat`; None is its input alone.
+_SAVED = {
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": None,
+}
+
 
 class Attention(Projections):
     """Causal self-attention with grouped key/value heads."""
@@ -356,8 +362,8 @@ class Decoder(nnx.Module):
             args = (positions, self.encoding, segment_ids, key_mask, key, features)
             return block(x, *args), None
 
-        if self.remat == "full":
-            run = jax.checkpoint(run, prevent_cse=False)
+        if self.remat != "none":
+            run = jax.checkpoint(run, policy=_SAVED[self.remat], prevent_cse=False)
         num_layers = jax.tree.leaves(state)[0].shape[0]
         layers = (state, jnp.arange(num_layers), projections)
         return jax.lax.scan(run, x, layers, unroll=self.unrolled(num_layers))[0]
