@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from rope_jax.functional.angles import check_positions, check_positions_fit
 from rope_jax.functional.attention import per_entry
+from rope_jax.functional.attention_target import target_platform
 from rope_jax.functional.feature_maps import FeatureFunction, Features
 from rope_jax.functional.frequency_set import Frequencies
 from rope_jax.functional.layouts import check_layout
@@ -168,7 +169,7 @@ def vary_alike(
 def checked_chunk(chunk_size: int | None) -> int:
     """Return the size, that of the platform if None, or raise unless positive."""
     if chunk_size is None:
-        return _CHUNK_ON_CPU if jax.default_backend() == "cpu" else _CHUNK
+        return _CHUNK_ON_CPU if target_platform() == "cpu" else _CHUNK
     if isinstance(chunk_size, bool) or not isinstance(chunk_size, int):
         raise ValueError(f"chunk_size must be an integer or None, got {chunk_size!r}")
     if chunk_size < 1:

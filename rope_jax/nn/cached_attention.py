@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from rope_jax.functional.attention_blockwise import absorb
 from rope_jax.functional.attention_request import align_bias, products
+from rope_jax.functional.attention_target import target_platform
 from rope_jax.functional.distance import relative_positions
 from rope_jax.nn.cache import (
     NOT_HELD,
@@ -136,7 +137,7 @@ def attend(
     """
     batch, length, heads, _ = queries.vectors.shape
     *_, groups, capacity, width = memory["value"].shape
-    block = _BLOCK_ON_CPU if jax.default_backend() == "cpu" else _BLOCK
+    block = _BLOCK_ON_CPU if target_platform() == "cpu" else _BLOCK
     size = capacity if encoding.whole_rows else min(capacity, block)
     in_order = encoding.whole_rows and rolling is not None
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from rope_jax.functional.attention import attention
+from rope_jax.functional.attention_target import target_platform
 from rope_jax.functional.distance import to_rank
 from rope_jax.functional.positions import positions_from_mask, positions_from_segments
 from rope_jax.functional.temperature import logn_temperature
@@ -378,7 +379,7 @@ class Decoder(nnx.Module):
             return min(self.unroll, num_layers)
         if self.remat != "none":  # written out, what is recomputed would be shared
             return 1
-        few = num_layers <= _MOST_UNROLLED and jax.default_backend() == "cpu"
+        few = num_layers <= _MOST_UNROLLED and target_platform() == "cpu"
         return num_layers if few else 1
 
 
