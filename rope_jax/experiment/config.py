@@ -105,6 +105,7 @@ class MeshConfig:
     fsdp: int = 1
     tensor: int = 1
     sequence: int = 1
+    shard_optimizer: bool = False  # the optimizer's moments over data, too (ZeRO-1)
 
 
 @dataclass

@@ -6,9 +6,10 @@ tokens of a row. A size that an axis does not divide raises before any work.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import jax
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from rope_jax.experiment.config import Config, MeshConfig
@@ -57,15 +58,20 @@ def mesh_shape(config: MeshConfig, num_devices: int) -> tuple[int, ...]:
     return tuple(num_devices // fixed if size == -1 else size for size in sizes)
 
 
-def make_mesh(config: MeshConfig) -> Mesh:
-    """The mesh of a run, over the first devices if it needs fewer than all."""
-    shape = mesh_shape(config, jax.device_count())
-    return jax.make_mesh(
-        shape,
-        AXES,
-        axis_types=(AxisType.Auto,) * len(AXES),
-        devices=jax.devices()[: math.prod(shape)],
+def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """The mesh of a run, over the first devices if it needs fewer than all.
+
+    Args:
+      config: sizes of the axes.
+      devices: real ones or those of a topology; None means all that are present.
+    """
+    devices = jax.devices() if devices is None else devices
+    shape = mesh_shape(config, len(devices))
+    # An axis need not be a whole dimension of a TPU's torus, nor several.
+    grid = mesh_utils.create_device_mesh(
+        shape, devices[: math.prod(shape)], allow_split_physical_axes=True
     )
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -106,6 +112,31 @@ def param_shardings(mesh: Mesh, tree):
     return jax.tree_util.tree_map_with_path(place, tree)
 
 
+def over_data_too(mesh: Mesh, tree, shardings):
+    """Shardings that split over data as well what they split over fsdp.
+
+    For the moments of the optimizer, which only the update reads: with it each device
+    updates its part of the parameters, and the parts are gathered (Rajbhandari et al.
+    2020, "ZeRO", the first stage).
+
+    Args:
+      mesh: the mesh of the run.
+      tree: abstract or real arrays.
+      shardings: from `param_shardings`.
+
+    Raises:
+      ValueError: data and fsdp together do not divide an array.
+    """
+
+    def place(path, leaf, sharding):
+        names = tuple(str(getattr(k, "key", getattr(k, "name", k))) for k in path)
+        spec = [("data", "fsdp") if axes == "fsdp" else axes for axes in sharding.spec]
+        spec += [None] * (leaf.ndim - len(spec))
+        return _sharding(mesh, names, leaf.shape, spec)
+
+    return jax.tree_util.tree_map_with_path(place, tree, shardings)
+
+
 def cache_shardings(mesh: Mesh, cache):
     """Shardings for a decoding cache: rows over data and fsdp, heads over tensor.
 
@@ -144,9 +175,15 @@ def _spec(names: tuple[str, ...], ndim: int) -> tuple[str | None, ...]:
     raise ValueError(f"no sharding rule for the parameter {'.'.join(names)}")
 
 
-def check_mesh(config: Config) -> None:
-    """Raise ValueError where the mesh does not divide what it has to split."""
-    data, fsdp, tensor, sequence = mesh_shape(config.mesh, jax.device_count())
+def check_mesh(config: Config, num_devices: int | None = None) -> None:
+    """Raise ValueError where the mesh does not divide what it has to split.
+
+    Args:
+      config: a resolved one.
+      num_devices: None means all that are present.
+    """
+    num_devices = jax.device_count() if num_devices is None else num_devices
+    data, fsdp, tensor, sequence = mesh_shape(config.mesh, num_devices)
     model, rows = config.model, config.train.batch_size // config.train.accumulate
     kv_heads = model.num_kv_heads or model.num_heads
     sizes = [

@@ -9,18 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 
 from rope_jax.experiment import distributed, init_from, run_directory
-from rope_jax.experiment.checkpoint import Checkpoints, abstract_model
+from rope_jax.experiment.abstract_step import abstract_batch, train_step
+from rope_jax.experiment.checkpoint import Checkpoints
 from rope_jax.experiment.config import Config, resolve, to_dict
 from rope_jax.experiment.data import pipeline, sources
 from rope_jax.experiment.data.task_source import Task
 from rope_jax.experiment.errors import RunError
 from rope_jax.experiment.mesh import batch_sharding, check_mesh, make_mesh
-from rope_jax.experiment.optimizer import make_optimizer
 from rope_jax.experiment.stop_signal import StopSignal
-from rope_jax.experiment.train_step import make_joint_step, make_train_step
 from rope_jax.experiment.training_run import Run
 
 # Steps that the host may be ahead of the device: enough to keep it busy, few enough
@@ -259,29 +257,19 @@ def _compile(runs: list[Run], mesh, corpus: sources.Corpus | Task) -> Callable:
     Compiled before the clock starts, and unable to compile a second time.
     """
     config, state = runs[0].config, runs[0].abstract
-    graphdef, _ = abstract_model(config.model)
-    options = {
-        "accumulate": config.train.accumulate,
-        "state_shardings": jax.tree.map(lambda x: x.sharding, state),
-    }
-    optimizer = make_optimizer(config.train)
-    shape = (config.train.batch_size, config.data.length)
-    tokens = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(mesh))
     names = ("inputs", "targets")
-    batch = dict.fromkeys(
-        (*names, "weights") if isinstance(corpus, Task) else names, tokens
-    )
+    names = (*names, "weights") if isinstance(corpus, Task) else names
+    batch = abstract_batch(config, mesh, names)
     began = time.monotonic()
     if len(runs) == 1:
-        train_step = make_train_step(graphdef, optimizer, **options)
-        alone = train_step.lower(state, batch).compile()
+        alone = train_step(config, state).lower(state, batch).compile()
 
         def step(states, batches):
             state, sums = alone(*states, *batches)
             return [state], [sums]
 
     else:
-        joint_step = make_joint_step(graphdef, optimizer, len(runs), **options)
+        joint_step = train_step(config, state, together=len(runs))
         step = joint_step.lower([state] * len(runs), [batch] * len(runs)).compile()
     distributed.say(f"compiled the step in {time.monotonic() - began:.1f} s")
     return step

@@ -3,7 +3,6 @@
 The loop in `training` drives one of these, or several beside each other.
 """
 
-import functools
 import pathlib
 import sys
 import time
@@ -13,15 +12,14 @@ import numpy as np
 
 from rope_jax.experiment import init_from
 from rope_jax.experiment import metrics as metrics_lib
+from rope_jax.experiment.abstract_step import abstract_state, state_init
 from rope_jax.experiment.checkpoint import Checkpoints, with_shardings
 from rope_jax.experiment.config import Config
 from rope_jax.experiment.data import pipeline, sources, task_source
 from rope_jax.experiment.data.task_source import Task
 from rope_jax.experiment.errors import RunError
-from rope_jax.experiment.mesh import batch_sharding, param_shardings, replicated
-from rope_jax.experiment.optimizer import learning_rate, make_optimizer
-from rope_jax.experiment.train_step import init_state
-from rope_jax.nn.decoder import Decoder
+from rope_jax.experiment.mesh import batch_sharding, replicated
+from rope_jax.experiment.optimizer import learning_rate
 
 
 class Run:
@@ -47,13 +45,8 @@ class Run:
         self.run_dir = run_dir
         self.error: RunError | None = None
         self._mesh = mesh
-        self._init = functools.partial(
-            init_state,
-            functools.partial(Decoder, config.model),
-            make_optimizer(config.train),
-        )
-        abstract = jax.eval_shape(self._init, self._key())
-        self.abstract = with_shardings(abstract, param_shardings(mesh, abstract))
+        self._init = state_init(config)
+        self.abstract = abstract_state(config, mesh)
         window = jax.eval_shape(metrics_lib.empty_window)
         self._abstract_window = with_shardings(
             window, jax.tree.map(lambda _: replicated(mesh), window)
