@@ -125,7 +125,7 @@ def make_draws(config) -> FeatureDraws | None:
         return None
     return FeatureDraws(
         num_layers=config.num_layers,
-        num_features=_num_features(config),
+        num_features=count_features(config),
         head_dim=config.head_dim,
         redraw_every=config.linear.redraw_every,
         seed=config.linear.seed,
@@ -143,7 +143,7 @@ class LinearAttention(Projections):
     def __init__(self, config, *, rngs: nnx.Rngs):
         super().__init__(config, rngs=rngs)
         self.features = config.linear.features
-        self.num_features = _num_features(config)
+        self.num_features = count_features(config)
 
     def __call__(self, x, positions, encoding, segment_ids, key_mask, projection):
         """Attend over `x` `[B, T, D]`; arguments as for `advance`."""
@@ -225,7 +225,8 @@ class LinearAttention(Projections):
         return _RANDOM[self.features](projection)
 
 
-def _num_features(config) -> int:
+def count_features(config) -> int:
+    """Features of each head, derived where `linear.num_features` is 0."""
     width = config.head_dim
     if config.linear.features == "elu":
         return width
