@@ -8,13 +8,12 @@ the command has on this machine. The peers are `train_step_torch.py`: eager, com
 and the decoder of x-transformers. Ours and the first two start from the same weights
 and take the same batch, and their losses over the first updates are compared. Each side
 is one process that stays; the timed runs, of a few updates each, alternate between
-them. For each size and encoding: the median and the spread (least and most) of bytes
-per second, and our median over that side's.
+all sides of all encodings. For each: the median and the spread (least and most) of
+bytes per second, our median over that side's, and the time beside no encoding.
 """
 
 import argparse
 import contextlib
-import functools
 import pathlib
 import statistics
 import sys
@@ -51,6 +50,7 @@ _COLUMNS = {
     "least": "{least:,.0f}",
     "most": "{most:,.0f}",
     "ours/this": "{ours_over_this:.2f}",
+    "time/none": "{time_over_none:.2f}",
 }
 
 
@@ -138,46 +138,44 @@ def working(sides: list) -> list:
     return kept
 
 
-def measure(options, size: str, mlp: str, encoding: str) -> list[dict]:
-    """One row for each side."""
+def measure(options, size: str, mlp: str) -> list[dict]:
+    """One row for each side of each encoding; all of them take turns."""
     layers, dim, heads, length, batch = SIZES[size]
-    config = DecoderConfig(
-        encoding=encoding,
-        num_layers=layers,
-        model_dim=dim,
-        num_heads=heads,
-        head_dim=dim // heads,
-        mlp=mlp,
-    )
-    build = functools.partial(Decoder, config)
-    params = nnx.to_pure_dict(nnx.split(build(rngs=nnx.Rngs(0)))[1])
+    shape = {"num_layers": layers, "model_dim": dim, "num_heads": heads, "mlp": mlp}
+    sides = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        weights = pathlib.Path(folder) / "weights.npz"
-        save_weights(params, weights)
-        others = peers(options, encoding, length, batch, weights)
-        for other in others:
-            stack.callback(other.close)
-        sides = working([Ours(config, params, length, batch), *others])
-        rates = {side.name: [] for side in sides}
+        for encoding in options.encodings.split(","):
+            config = DecoderConfig(encoding=encoding, head_dim=dim // heads, **shape)
+            config.fire.length = config.learned.max_length = length
+            model = Decoder(config, rngs=nnx.Rngs(0))
+            params = nnx.to_pure_dict(nnx.split(model)[1])
+            weights = pathlib.Path(folder) / f"{encoding}.npz"
+            save_weights(params, weights)
+            others = peers(options, encoding, length, batch, weights)
+            for other in others:
+                stack.callback(other.close)
+            ours = Ours(config, params, length, batch)
+            sides |= {(encoding, s.name): s for s in working([ours, *others])}
+        rates = {key: [] for key in sides}
         for _ in range(options.repeats):
-            for side in sides:
+            for key, side in sides.items():
                 seconds = side.run(options.steps)[0]
-                rates[side.name].append(options.steps * batch * length / seconds)
-    ours = statistics.median(rates["rope_jax"])
-    asked = {"size": size, "mlp": mlp, "encoding": encoding}
-    return [asked | _row(side, rates[side.name], ours) for side in sides]
+                rates[key].append(options.steps * batch * length / seconds)
+    asked = {"size": size, "mlp": mlp}
+    return [asked | _row(key, sides[key].about, rates) for key in sides]
 
 
-def _row(side, rates: list[float], ours: float) -> dict:
-    median = statistics.median(rates)
-    return {
-        "side": side.name,
-        "about": side.about,
-        "bytes_per_second": median,
-        "least": min(rates),
-        "most": max(rates),
-        "ours_over_this": ours / median,
-    }
+def _row(key: tuple[str, str], about: str, rates: dict) -> dict:
+    """One side of one encoding beside ours of the same, and beside no encoding."""
+    encoding, side = key
+    median = statistics.median(rates[key])
+    row = {"encoding": encoding, "side": side, "about": about}
+    row |= {"bytes_per_second": median, "least": min(rates[key])}
+    row |= {"most": max(rates[key])}
+    ours, none = rates[encoding, Ours.name], rates.get(("none", side))
+    row["ours_over_this"] = statistics.median(ours) / median
+    row["time_over_none"] = None if none is None else statistics.median(none) / median
+    return row
 
 
 def main() -> None:
@@ -198,8 +196,7 @@ def main() -> None:
     rows = []
     for size in options.sizes.split(","):
         for mlp in options.mlps.split(","):
-            for encoding in options.encodings.split(","):
-                rows += measure(options, size, mlp, encoding)
+            rows += measure(options, size, mlp)
     print(table(rows, _COLUMNS))
     if options.out:
         write(options.out, rows)
