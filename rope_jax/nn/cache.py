@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+Memory = tuple[dict[str, Any], ...]  # what a layer of softmax attention keeps
+
 NOT_HELD = np.int32(2**31 - 1)  # the index of an empty slot: after every query
 
 
@@ -64,9 +66,10 @@ class Cache:
 
     Attributes:
       layers: what each layer keeps, one after another; its attention says what. Softmax
-        attention has "key" and "value" `[B, K, S, H]`, and "extras" of its encoding
-        `[B, S, W]`; linear attention has a `LinearState`, of one size always. Arrays of
-        their own can be read where they lie, slices of a common one are copied.
+        attention has segments of the slots, in order, each with "key" and "value"
+        `[B, K, s, H]`, and "extras" of its encoding `[B, s, W]`; linear attention has a
+        `LinearState`, of one size always. Arrays of their own can be read where they
+        lie, slices of a common one are copied.
       positions: int32 `[B, S]`, the positions that the keys were turned by.
       lengths: int32 `[B]`, tokens that each row has taken in.
       rolling: None for a cache that holds every token of its rows.
@@ -209,7 +212,38 @@ def write_rows(leaf: jax.Array, slots: jax.Array, rows: jax.Array) -> jax.Array:
     return jax.vmap(write)(leaf, slots, rows)
 
 
-def write_layer(memory: Any, slots: jax.Array, rows: Any) -> Any:
+def segment_sizes(capacity: int, first: int) -> list[int]:
+    """How many slots each segment of a layer's memory has.
+
+    Attention reads a segment whole or not at all. So they are short at first and then
+    a quarter of all those before: at most that much is read in vain, and there are few
+    of them. What is left over at the end goes to the last one.
+
+    Args:
+      capacity: of all segments together.
+      first: slots of the first one; the others have as many or a multiple.
+
+    Example:
+      >>> segment_sizes(257, 256), segment_sizes(5000, 256)
+      ([257], [256, 256, 256, 256, 256, 512, 512, 768, 768, 1160])
+    """
+    sizes, total = [], 0
+    while total < capacity:
+        size = max(1, -(-total // (4 * first))) * first
+        if 2 * (capacity - total) < 3 * size:
+            size = capacity - total
+        sizes.append(size)
+        total += size
+    return sizes
+
+
+def located(memory: Memory) -> list[tuple[int, int, dict[str, Any]]]:
+    """Segments with their first slot and the one after their last."""
+    ends = np.cumsum([segment["value"].shape[-2] for segment in memory]).tolist()
+    return list(zip([0, *ends], ends, memory, strict=False))
+
+
+def write_layer(memory: Memory, slots: jax.Array, rows: dict[str, Any]) -> Memory:
     """What a layer keeps, with new rows `[B, ..., T, W]` in their slots.
 
     The batch is an index like the slots: mapped over, it would be moved to the front
@@ -217,30 +251,41 @@ def write_layer(memory: Any, slots: jax.Array, rows: Any) -> Any:
     """
     batch = jnp.arange(slots.shape[0])[:, None]
 
-    def write(leaf, rows):
+    def write(leaf, rows, at):
         rows = jnp.moveaxis(rows, -2, 1).astype(leaf.dtype)
-        return leaf.at[batch, ..., slots, :].set(rows, mode="drop")
+        return leaf.at[batch, ..., at, :].set(rows, mode="drop")
 
-    return jax.tree.map(write, memory, rows)
-
-
-def read_layer(memory: Any, start: jax.Array, size: int) -> Any:
-    """`size` slots from `start` of what a layer keeps, `[B, ..., size, W]`."""
-
-    def read(leaf):
-        return jax.lax.dynamic_slice_in_dim(leaf, start, size, axis=-2)
-
-    return jax.tree.map(read, memory)
+    return tuple(
+        jax.tree.map(
+            functools.partial(write, at=_within(slots, start, stop)), segment, rows
+        )
+        for start, stop, segment in located(memory)
+    )
 
 
-def read_slot(memory: Any, slots: jax.Array) -> Any:
-    """One slot `[B]` of each row of a layer, `[B, ..., W]`; zero past the end."""
+def read_extras(memory: Memory, slots: jax.Array) -> Any:
+    """The extras in one slot `[B]` of each row, `[B, W]`; zero past the end."""
     batch = jnp.arange(slots.shape[0])
 
-    def read(leaf):
-        return leaf.at[batch, ..., slots, :].get(mode="fill", fill_value=0)
+    def read(leaf, at):
+        return leaf.at[batch, ..., at, :].get(mode="fill", fill_value=0)
 
-    return jax.tree.map(read, memory)
+    parts = [
+        jax.tree.map(
+            functools.partial(read, at=_within(slots, start, stop)), segment["extras"]
+        )
+        for start, stop, segment in located(memory)
+    ]
+    # A slot is in one segment, and the others give zero.
+    return jax.tree.map(lambda *parts: sum(parts), *parts)
+
+
+def _within(slots, start, stop):
+    """Slots counted from `start`; all that are not of this segment are past its end.
+
+    Below zero, they would be taken to count from the end.
+    """
+    return jnp.where((slots >= start) & (slots < stop), slots - start, stop - start)
 
 
 def _slot(cache, index):

@@ -1,8 +1,8 @@
-"""Attention of new tokens over a cache, block of slots by block of slots.
+"""Attention of new tokens over a cache, segment of slots by segment of slots.
 
-Only the blocks that hold something are read, so a long capacity costs nothing while
-rows are short. A cache that is filled for the most part is taken whole instead: it is
-read where it lies, and a block is copied first.
+A segment is an array of its own, because a dot reads such an array where it lies, and
+a part of a larger one is copied first. One that holds nothing which a query may see is
+not read, so a long capacity costs nothing while rows are short.
 """
 
 from typing import Any, NamedTuple
@@ -15,25 +15,22 @@ from rope_jax.functional.attention_request import align_bias, products
 from rope_jax.functional.attention_target import target_platform
 from rope_jax.functional.distance import relative_positions
 from rope_jax.nn.cache import (
-    NOT_HELD,
+    Memory,
     Rolling,
     View,
-    read_layer,
-    read_slot,
+    located,
+    read_extras,
+    segment_sizes,
     write_layer,
 )
 from rope_jax.nn.encoding import Encoding, Side
 
-# Slots of one block. A CPU gains by reading no more than is held; elsewhere a loop
-# whose length is not known costs more than the reading.
-_BLOCK_ON_CPU, _BLOCK = 256, 4096
-# A slot of a block, copied and read, costs as many read where they lie.
-_COPY = 3
+# Slots of the first segment. A CPU gains by reading no more than is held; elsewhere to
+# ask whether there is something to read costs more than the reading.
+_SEGMENT_ON_CPU, _SEGMENT = 256, 4096
 
 
-def init_memory(
-    attention, encoding, batch: int, capacity: int, dtype
-) -> dict[str, Any]:
+def init_memory(attention, encoding, batch: int, capacity: int, dtype) -> Memory:
     """What a layer of softmax attention keeps, empty.
 
     Args:
@@ -44,7 +41,8 @@ def init_memory(
       dtype: of keys and values; what the encoding adds is float32.
 
     Returns:
-      "key" and "value" `[B, K, S, H]`, and "extras", a tree of `[B, S, W]`.
+      Segments, each with "key" and "value" `[B, K, s, H]`, and "extras", a tree of
+      `[B, s, W]`. There is one alone where the encoding needs whole rows.
     """
     width, compute = attention.query.kernel.shape[0], attention.query.dtype
     x = jax.ShapeDtypeStruct((batch, 1, width), compute)
@@ -55,19 +53,27 @@ def init_memory(
 
     rows = jax.eval_shape(one_token, attention, encoding, x, at)
 
-    def empty(row, dtype):
-        return jnp.zeros((*row.shape[:-2], capacity, row.shape[-1]), dtype)
+    def empty(row, dtype, size):
+        return jnp.zeros((*row.shape[:-2], size, row.shape[-1]), dtype)
 
-    return {
-        "key": empty(rows["key"], dtype),
-        "value": empty(rows["value"], dtype),
-        "extras": jax.tree.map(lambda row: empty(row, row.dtype), rows["extras"]),
-    }
+    first = _SEGMENT_ON_CPU if target_platform() == "cpu" else _SEGMENT
+    whole = encoding.whole_rows
+    sizes = [capacity] if whole else segment_sizes(capacity, first)
+    return tuple(
+        {
+            "key": empty(rows["key"], dtype, size),
+            "value": empty(rows["value"], dtype, size),
+            "extras": jax.tree.map(
+                lambda row, size=size: empty(row, row.dtype, size), rows["extras"]
+            ),
+        }
+        for size in sizes
+    )
 
 
 def extend_softmax(attention, x, encoding, memory, view, rolling):
     """Softmax attention of new tokens over a cache; see `Attention.extend`."""
-    before = read_slot(memory["extras"], view.before)
+    before = read_extras(memory, view.before)
     query, rows = _rows(attention, x, encoding, view.turns, before)
     query = attention.sharpened(query, view.positions)
     memory = write_layer(memory, view.slots, rows)
@@ -113,7 +119,7 @@ class Queries(NamedTuple):
 
 def attend(
     queries: Queries,
-    memory: Any,
+    memory: Memory,
     view: View,
     encoding: Encoding,
     *,
@@ -125,7 +131,7 @@ def attend(
 
     Args:
       queries: of the new tokens, whose own keys are in the cache already.
-      memory: "key", "value" and "extras" of the layer.
+      memory: the segments of the layer.
       view: what each query sees.
       encoding: of this layer.
       rolling: what the cache holds; None for every token.
@@ -136,34 +142,27 @@ def attend(
       `[B, T, N, V]`. A query that sees nothing gives zeros.
     """
     batch, length, heads, _ = queries.vectors.shape
-    *_, groups, capacity, width = memory["value"].shape
-    block = _BLOCK_ON_CPU if target_platform() == "cpu" else _BLOCK
-    size = capacity if encoding.whole_rows else min(capacity, block)
+    _, groups, _, width = memory[0]["value"].shape
     in_order = encoding.whole_rows and rolling is not None
+    # Outside of a cond XLA's CPU backend writes the rows of one sequence twice, for the
+    # reading and for the cache, with a copy of all before each.
+    asked = len(memory) > 1 or target_platform() == "cpu"
 
-    def with_block(j, softmax, size):
-        block = _read(memory, view, j, size, in_order)
+    def add(softmax, block):
         rest = queries.extras, block, view, encoding, scale
         logits = _logits(queries.vectors, *rest)
         if queries.to_sinks is not None:
             near = _logits(queries.to_sinks, *rest)
-            sinks = block.index < rolling.sinks  # the last block begins before j * size
+            sinks = block.index < rolling.sinks
             logits = jnp.where(sinks[:, None, None, None], near, logits)
         lag = relative_positions(view.index, block.index)
         seen = (lag <= 0) & (lag > -window) if window else lag <= 0
         logits = jnp.where(seen[:, None, None], logits, -jnp.inf)
         return absorb(softmax, logits, block.value.astype(queries.vectors.dtype))
 
-    def whole(softmax):
-        return with_block(0, softmax, capacity)
-
-    def by_blocks(softmax):
-        first, end = view.start // size, -(-view.stop // size)
-
-        def add(j, softmax):
-            return with_block(j, softmax, size)
-
-        return jax.lax.fori_loop(first, end, add, softmax)
+    def pass_on(softmax, block):
+        del block
+        return softmax
 
     rows = (batch, groups, heads // groups, length)
     softmax = (
@@ -171,13 +170,14 @@ def attend(
         jnp.zeros((*rows, 1), jnp.float32),
         jnp.zeros((*rows, width), jnp.float32),
     )
-    if size == capacity:
-        softmax = whole(softmax)
-    elif length > 1 or jax.default_backend() != "cpu":
-        softmax = by_blocks(softmax)
-    else:
-        filled = _COPY * (view.stop - view.start) > capacity
-        softmax = jax.lax.cond(filled, whole, by_blocks, softmax)
+    for start, stop, segment in located(memory):
+        block = _block(segment, view, start, stop)
+        block = _sorted(block) if in_order else block
+        if asked:
+            seen = (view.start < stop) & (start < view.stop)
+            softmax = jax.lax.cond(seen, add, pass_on, softmax, block)
+        else:
+            softmax = add(softmax, block)
     _, total, mixed = softmax
     mixed = mixed / jnp.where(total == 0, 1, total)
     mixed = mixed.reshape(batch, heads, length, width)
@@ -185,7 +185,7 @@ def attend(
 
 
 class _Block(NamedTuple):
-    """A block of slots: heads before time, as the cache has them."""
+    """A segment and what the view says of it: heads before time, as in the cache."""
 
     key: jax.Array
     value: jax.Array
@@ -194,25 +194,13 @@ class _Block(NamedTuple):
     index: jax.Array
 
 
-def _read(memory, view, j, size, in_order):
-    """The j-th block; the last one reaches back, and what it repeats is not held."""
-    capacity = view.key_index.shape[-1]
-    start = jnp.minimum(j * size, capacity - size)
-    memory = read_layer(memory, start, size)
-    slots = start + jnp.arange(size)
-
-    def take(array):
-        return jax.lax.dynamic_slice_in_dim(array, start, size, axis=1)
-
-    index = jnp.where(slots[None] < j * size, NOT_HELD, take(view.key_index))
-    block = _Block(
-        key=memory["key"],
-        value=memory["value"],
-        extras=memory["extras"],
-        positions=take(view.key_positions),
-        index=index,
+def _block(segment, view, start, stop):
+    """The segment of the slots from `start` to `stop`."""
+    return _Block(
+        **segment,
+        positions=view.key_positions[:, start:stop],
+        index=view.key_index[:, start:stop],
     )
-    return _sorted(block) if in_order else block
 
 
 def _sorted(block):

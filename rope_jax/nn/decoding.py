@@ -41,7 +41,8 @@ def init_cache(
     Example:
       >>> from rope_jax.nn.config import DecoderConfig
       >>> model = Decoder(DecoderConfig(num_layers=2), rngs=nnx.Rngs(0))
-      >>> [memory["key"].shape for memory in init_cache(model, 3, 100).layers]
+      >>> cache = init_cache(model, 3, 100)
+      >>> [segment["key"].shape for memory in cache.layers for segment in memory]
       [(3, 4, 100, 32), (3, 4, 100, 32)]
     """
     if (capacity is None) == (rolling is None):

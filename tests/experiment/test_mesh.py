@@ -136,7 +136,7 @@ def test_a_cache_lies_and_is_written_as_the_model_does():
     expected, after = jax.jit(step)(params, text, cache)
     with jax.set_mesh(mesh):
         places = cache_shardings(mesh, cache)
-        memory = places.layers[0]
+        memory = places.layers[0][0]
         assert memory["key"].spec == P(("data", "fsdp"), "tensor", None, None)
         assert memory["extras"].high.spec == P(("data", "fsdp"), None, "tensor")
         inputs = jax.device_put(

@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 from rope_jax.functional.additive import sinusoidal
+from rope_jax.nn import cached_attention
 from rope_jax.nn.absolute import LearnedOptions
 from rope_jax.nn.biases import Alibi, FireOptions
 from rope_jax.nn.cache import Cache, admit
@@ -167,10 +168,10 @@ def weights_of_zeros(heads, held, new, capacity):
     def weights(cache):
         view, _ = admit(cache, jnp.array([new]), None, length=new, window=0)
         value = jnp.eye(capacity)[None, None]
-        memory = {"key": jnp.ones_like(value), "value": value, "extras": None}
+        segment = {"key": jnp.ones_like(value), "value": value, "extras": None}
         queries = Queries(jnp.zeros((1, new, heads, capacity)), None, None)
         options = {"rolling": None, "window": 0, "scale": 1.0}
-        return attend(queries, memory, view, encoding, **options)[0, :, 0]
+        return attend(queries, (segment,), view, encoding, **options)[0, :, 0]
 
     return np.asarray(weights(cache))
 
@@ -204,7 +205,7 @@ def test_a07_padding_takes_no_slot():
         step, init_cache(model, 3, 8), TOKENS, [(3, 3, 3)], left=[0]
     )
     np.testing.assert_allclose(logits[0], full(TOKENS)[0, :3], atol=1e-5)
-    keys = np.stack([memory["key"] for memory in cache.layers])
+    keys = np.stack([memory["key"] for (memory,) in cache.layers])
     written = np.abs(keys).max(axis=(0, 2, 4)) > 0
     assert written.tolist() == [[True] * 3 + [False] * 5] * 3
 
@@ -226,11 +227,11 @@ def test_s05_token_five_is_at_position_five():
     ],
 )
 def test_g07_long_rows_stay_with_the_full_pass(encoding, dtype):
-    """Three hundred tokens in three parts, over more than one block of slots."""
+    """Three hundred tokens in three parts, over more than one segment of slots."""
     model, full, _ = build(encoding=encoding, dtype=dtype, num_layers=1)
     text = jax.random.randint(jax.random.key(5), (1, 300), 0, 256)
     part = jax.jit(extend, static_argnames="last_only")
-    cache, logits = init_cache(model, 1, 310), []
+    cache, logits = init_cache(model, 1, 600), []
     for start in range(0, 300, 100):
         out, cache = part(model, text[:, start : start + 100], cache)
         logits.append(out)
@@ -261,7 +262,7 @@ def test_g06_a_full_cache_is_never_written_over():
     )
     before = in_parts(step, init_cache(model, 3, 8), TOKENS, [(6, 6, 2), (2, 2, 2)])[1]
     for now, then in zip(cache.layers, before.layers, strict=True):
-        np.testing.assert_array_equal(now["key"][:2], then["key"][:2])
+        np.testing.assert_array_equal(now[0]["key"][:2], then[0]["key"][:2])
     np.testing.assert_allclose(logits[0][:8], full(TOKENS)[0, :8], atol=1e-5)
     assert np.isnan(logits[0][8:]).all()
     assert np.isfinite(logits[2]).all()
@@ -302,10 +303,31 @@ def test_the_window_of_the_model_holds_in_the_cache(encoding):
     assert np.abs(logits - np.asarray(without)).max() > 1e-2
 
 
+@pytest.mark.parametrize("encoding", ["rope", "alibi", "fox"])
+def test_rows_cross_the_segments_of_a_layers_memory(encoding, monkeypatch):
+    """Ragged rows in 5 + 5 + 2, each query seeing its last four tokens."""
+    monkeypatch.setattr(cached_attention, "_SEGMENT_ON_CPU", 2)
+    model, full, step = build(encoding=encoding, window=4, num_layers=1)
+    cache = init_cache(model, 3, 16)
+    sizes = [segment["key"].shape[-2] for segment in cache.layers[0]]
+    assert sizes == [2, 2, 2, 2, 2, 4, 2]
+    counts = [(5, 5, 0), (5, 2, 6), (2, 5, 2)]
+    logits, cache = in_parts(step, cache, TOKENS, counts, left=[1])
+    expected = np.asarray(full(TOKENS))
+    for b in range(3):
+        np.testing.assert_allclose(
+            logits[b], expected[b, : len(logits[b])], rtol=0, atol=1e-5
+        )
+    keys = np.concatenate([segment["key"] for segment in cache.layers[0]], axis=2)
+    written = np.abs(keys).max(axis=(1, 3)) > 0
+    assert written.sum(axis=1).tolist() == cache.lengths.tolist() == [12, 12, 8]
+    assert not written[:, 12:].any()
+
+
 def test_grouped_heads_and_a_smaller_type():
     model, full, step = build(encoding="rope", num_kv_heads=1)
     cache = init_cache(model, 3, 16, dtype=jnp.bfloat16)
-    assert [memory["key"].shape for memory in cache.layers] == [(3, 1, 16, 16)] * 2
+    assert [memory["key"].shape for (memory,) in cache.layers] == [(3, 1, 16, 16)] * 2
     assert {x.dtype for x in jax.tree.leaves(cache.layers)} == {jnp.dtype("bfloat16")}
     logits, _ = in_parts(step, cache, TOKENS, [(6, 6, 6), (6, 6, 6)])
     gap = np.abs(np.asarray(logits) - full(TOKENS)).max()

@@ -52,7 +52,7 @@ def test_a_layer_sees_the_sinks_and_the_window_as_a_row_of_their_own(encoding, s
         model, TOKENS, init_cache(model, 2, rolling=rolling), key_mask=mask
     )
     size = sinks + 4
-    assert cache.layers[0]["key"].shape[-2] == size
+    assert cache.layers[0][0]["key"].shape[-2] == size
     assert cache.lengths.tolist() == [14, 11]
     full = jax.jit(Decoder.__call__)
     start = full(model, TOKENS[:, :size])  # nothing has left the cache yet
@@ -65,9 +65,9 @@ def test_a_layer_sees_the_sinks_and_the_window_as_a_row_of_their_own(encoding, s
             np.testing.assert_allclose(logits[1, t], alone[1], atol=1e-5)
 
 
-def test_sinks_in_the_last_block_of_slots(monkeypatch):
-    """Blocks of 4 slots for nine sinks and one more: the last block has 6 to 9."""
-    monkeypatch.setattr(cached_attention, "_BLOCK_ON_CPU", 4)
+def test_sinks_in_the_last_segment_of_slots(monkeypatch):
+    """Segments of 4 slots and 6: the last sinks are with what comes after them."""
+    monkeypatch.setattr(cached_attention, "_SEGMENT_ON_CPU", 4)
     model = build("rope")
     cache = init_cache(model, 2, rolling=Rolling(9, 1))
     logits, _ = jax.jit(lambda tokens, cache: extend(model, tokens, cache))(
