@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from rope_jax.functional.alibi import AlibiBias
-from rope_jax.functional.attention_blockwise import blockwise
+from rope_jax.functional.attention_blockwise import blockwise, join_rows
 from rope_jax.functional.attention_choice import Implementation, choose, log_choice
 from rope_jax.functional.attention_cudnn import cudnn, cudnn_refusal
 from rope_jax.functional.attention_request import Request, align_bias, mix
@@ -71,10 +71,11 @@ def attention(
         scale: factor on the products; None means `H**-0.5`.
         implementation: `"xla"`, one softmax over all the keys; `"chunked"`, queries in
             a few chunks, each of which leaves out the keys beyond it if positions are
-            the indices; `"blockwise"`, a running softmax over blocks of keys, linear
-            memory forward and backward, for one reverse-mode derivative only;
-            `"cudnn"` and `"splash"`, the fused kernels of an NVIDIA GPU and of a TPU;
-            `"auto"`, chosen by platform, size, type and bias, and logged once.
+            the indices, and is a loop over smaller ones where it is large;
+            `"blockwise"`, a running softmax over blocks of keys, linear memory forward
+            and backward, for one reverse-mode derivative only; `"cudnn"` and
+            `"splash"`, the fused kernels of an NVIDIA GPU and of a TPU; `"auto"`,
+            chosen by platform, size, type and bias, and logged once.
 
     Returns:
         `[..., T, N, V]` in the type of `query`.
@@ -152,7 +153,25 @@ def _chunked(request: Request) -> jax.Array:
         part = request.rows(start, stop - start)
         if request.by_index:
             part = part.columns(*_seen(request, start, stop))
-        parts.append(_whole(part))
+        parts.append(_by_rows(part))
+    return jnp.concatenate(parts, axis=-2)
+
+
+def _by_rows(request: Request) -> jax.Array:
+    """`_whole`, by a loop over equal chunks of queries where the logits are many."""
+    *_, num_queries, num_keys = request.shape
+    size = max(1, _MOST_LOGITS // num_keys)
+    if num_queries <= size:
+        return _whole(request)
+
+    @jax.checkpoint  # or the loop would keep the logits of all chunks
+    def chunk(start):
+        return _whole(request.rows(start, size))
+
+    count, left = divmod(num_queries, size)
+    parts = [join_rows(lax.map(chunk, jnp.arange(count) * size))]
+    if left:
+        parts.append(_whole(request.rows(count * size, left)))
     return jnp.concatenate(parts, axis=-2)
 
 
@@ -166,6 +185,8 @@ def _seen(request, start, stop):
 
 # More and smaller chunks leave out more of the masked triangle, but compile longer.
 _SMALLEST_CHUNK, _MOST_CHUNKS = 64, 4
+# Logits per head that one chunk may have at once.
+_MOST_LOGITS = 1024 * 1024
 
 # Adding an implementation is one entry here.
 IMPLEMENTATIONS = MappingProxyType(

@@ -24,6 +24,13 @@ def temporary_mib(encoding, length):
     return compiled.memory_analysis().temp_size_in_bytes / 2**20
 
 
+def test_an_encoding_that_needs_whole_rows_goes_by_chunks_of_queries():
+    """All the logits of 32,768 bytes at once would be 32 GiB."""
+    by_length = {n: temporary_mib("cope", n) for n in (16384, 32768)}
+    assert by_length[32768] <= 1024
+    assert by_length[32768] <= 2.1 * by_length[16384]
+
+
 @pytest.mark.parametrize("encoding", ["rope", "alibi", "t5", "kerple", "fire"])
 def test_a09_t16_memory_is_linear_and_holds_no_bias_and_no_logits(encoding):
     """Dense, 16,384 bytes would need 8 GiB for the bias, and 32,768 four times that."""

@@ -273,7 +273,7 @@ def compiled(name, implementation):
     return jax.jit(run)
 
 
-def measured(name, implementation, dtype=jnp.float32):
+def measured(name, implementation, dtype=jnp.float32, compiled=compiled):
     case = CASES[name]
     arrays = {k: v for k, v in case["arguments"].items() if k not in STATIC}
     run = compiled(name, implementation)
@@ -300,6 +300,14 @@ def assert_all_near(got, right, tolerance):
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_match_float64(name, implementation):
     assert_all_near(measured(name, implementation), expected(CASES[name]), 1e-5)
+
+
+@pytest.mark.parametrize("name", ["blocks", "gates"])
+def test_large_chunks_are_loops_over_smaller_ones(name, monkeypatch):
+    """No more than 4000 logits at once: 22 queries and fewer, and what is left over."""
+    monkeypatch.setattr("rope_jax.functional.attention._MOST_LOGITS", 4000)
+    got = measured(name, "chunked", compiled=compiled.__wrapped__)
+    assert_all_near(got, expected(CASES[name]), 1e-5)
 
 
 @pytest.mark.parametrize(
