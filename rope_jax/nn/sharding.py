@@ -20,6 +20,8 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
+from rope_jax.nn.parameter_axes import axes_of
+
 AXES = ("data", "fsdp", "tensor", "sequence")
 ROWS = ("data", "fsdp")  # the axes that split a batch
 
@@ -70,6 +72,27 @@ def vocabulary(head: jax.Array) -> jax.Array:
 def whole(weights: jax.Array) -> jax.Array:
     """Weights that every device needs whole: their slices come together."""
     return _place(weights, *[None] * weights.ndim)
+
+
+def layer(params: dict) -> dict:
+    """The parameters of one layer, in the slices in which they are stored.
+
+    Said of each layer within the loop over them, so that it is each layer's weights
+    that are gathered where they are used, and each layer's gradients that are reduced
+    to slices where they are made. From the stack alone the partitioner does not see
+    that: it keeps gradients of all layers whole.
+
+    Args:
+      params: nested dict of arrays, without the axis of the layers.
+    """
+    if _mesh() is None:
+        return params
+
+    def place(path, leaf):
+        names = "blocks", *(key.key for key in path)
+        return _place(leaf, *axes_of(names, leaf.ndim))
+
+    return jax.tree_util.tree_map_with_path(place, params)
 
 
 def size(*axes: str) -> int:
