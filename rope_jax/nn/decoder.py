@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from rope_jax.functional.alibi import AlibiBias
 from rope_jax.functional.attention import attention
 from rope_jax.functional.attention_target import target_platform
 from rope_jax.functional.distance import to_rank
@@ -59,8 +60,9 @@ class Attention(Projections):
         side = Side(query, positions, index, extras)
         scores = encoding.scores(side, side._replace(vectors=key))
         heads, rest = (query, key, value), (segment_ids, key_mask)
-        if scores is None and sharding.splits_heads(key.shape[2]):
-            return self.out(sharding.by_head(self._softmax, heads, rest))
+        by_head = scores is None or isinstance(scores, AlibiBias)
+        if by_head and sharding.splits_heads(key.shape[2]):
+            return self.out(sharding.by_head(self._softmax, heads, rest, scores))
         if sharding.size("sequence") == 1:
             return self.out(self._softmax(heads, rest, scores))
         mixed = sharding.over_sequence(
@@ -86,7 +88,7 @@ class Attention(Projections):
             key_positions=index,
         )
 
-    def _softmax(self, heads, rest, scores=None, **where):
+    def _softmax(self, heads, rest, scores, **where):
         """Attention `[B, t, N, H]`, with a term of the scores or without."""
         query, key, value = heads
         segment_ids, key_mask = rest

@@ -9,9 +9,11 @@ positions, running sums over a row and slopes by head come out right by themselv
 
 Attention alone is given out by hand, since one that walks over blocks of queries has
 to walk over those of its own device, and a kernel cannot be cut by a partitioner:
-`by_head` where a head needs its queries, keys and values alone, else `over_sequence`.
+`by_head` where a head needs its queries, keys and values alone, or ALiBi's slope with
+them, else `over_sequence`.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -20,11 +22,13 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
+from rope_jax.functional.alibi import AlibiBias
 from rope_jax.nn.parameter_axes import axes_of
 
 AXES = ("data", "fsdp", "tensor", "sequence")
 ROWS = ("data", "fsdp")  # the axes that split a batch
 
+_HEADS = ("tensor", "sequence")  # the axes that split heads of whole rows
 _ANY = PartitionSpec.UNCONSTRAINED
 
 
@@ -51,7 +55,7 @@ def rows_of_heads(x: jax.Array) -> jax.Array:
     """
     if size("sequence") == 1:
         return x
-    return _place(x, ROWS, None, ("tensor", "sequence"), None)
+    return _place(x, ROWS, None, _HEADS, None)
 
 
 def hidden(x: jax.Array) -> jax.Array:
@@ -124,39 +128,55 @@ def check_divides(shape: tuple[int, ...], spec, mesh, what: str) -> None:
 
 def splits_heads(count: int) -> bool:
     """Whether `by_head` can split so many key heads over the mesh that is entered."""
-    return count % size("tensor", "sequence") == 0
+    return count % size(*_HEADS) == 0
 
 
 def by_head(
-    function: Callable[[Any, Any], jax.Array], heads: Any, rest: Any
+    function: Callable[[Any, Any, AlibiBias | None], jax.Array],
+    heads: Any,
+    rest: Any,
+    bias: AlibiBias | None,
 ) -> jax.Array:
-    """`function(heads, rest)` where each device has whole rows of some heads.
+    """`function(heads, rest, bias)` where each device has whole rows of some heads.
 
     Tensor and sequence both split the heads: before and after, the devices of sequence
     exchange tokens for heads. So each has the same share of the work of a causal row,
     and every axis is manual inside, as a kernel needs that no partitioner can cut.
 
     Args:
-      function: gives an array `[B, T, N, H]`; nothing in it may depend on which head
-        it is.
+      function: gives an array `[B, T, N, H]`; nothing in it but the bias may depend on
+        which head it is.
       heads: a tree of arrays `[B, T, N, H]`, which `splits_heads`.
       rest: a tree of arrays `[B, T]`.
+      bias: with one slope for each head of the queries, and positions `[T]` or
+        `[B, T]`; or None.
 
     Returns:
       `[B, T, N, H]`.
     """
     if _mesh() is None:
-        return function(heads, rest)
-    by_heads = PartitionSpec(ROWS, None, ("tensor", "sequence"), None)
+        return function(heads, rest, bias)
+    by_heads = PartitionSpec(ROWS, None, _HEADS, None)
     call = jax.shard_map(
         function,
-        in_specs=(by_heads, PartitionSpec(ROWS, None)),
+        in_specs=(by_heads, PartitionSpec(ROWS, None), _bias_spec(bias)),
         out_specs=by_heads,
         check_vma=False,  # no Pallas kernel says over which axes its result varies
     )
     # Said on both sides, so that the exchange is here and not before a rotation, of
     # whose every operand there would be one.
-    return tokens(call(jax.tree.map(tokens, heads), rest))
+    return tokens(call(jax.tree.map(tokens, heads), rest, bias))
+
+
+def _bias_spec(bias):
+    """Slopes lie with their heads, positions with their rows."""
+    if bias is None:
+        return None
+
+    def by_row(positions):
+        return PartitionSpec(*[ROWS] * (positions.ndim - 1), None)
+
+    return dataclasses.replace(jax.tree.map(by_row, bias), slopes=PartitionSpec(_HEADS))
 
 
 def over_sequence(

@@ -30,7 +30,7 @@ def decoder_of(encoding, **options):
     sizes = {"num_layers": 1, "model_dim": 16, "head_dim": 8, "mlp_dim": 16}
     config = DecoderConfig(encoding=encoding, tied_output=True, **(sizes | options))
     graphdef, params = nnx.split(Decoder(config, rngs=nnx.Rngs(0)))
-    return lambda tokens: nnx.merge(graphdef, params)(tokens)
+    return lambda tokens, **row: nnx.merge(graphdef, params)(tokens, **row)
 
 
 def test_without_a_mesh_nothing_is_added():
@@ -107,3 +107,18 @@ def test_a05_slopes_follow_their_heads():
         np.testing.assert_allclose(compiled(tokens), expected, atol=1e-6)
     text = compiled.as_text()
     assert "f32[8,8,16]" not in text  # the bias of all heads for half of the queries
+
+
+def test_alibi_in_a_kernel_that_no_partitioner_can_cut():
+    """Each device folds the slopes of its heads, and the positions of its rows."""
+    tokens = jax.random.randint(jax.random.key(0), (2, 128), 0, 256)
+    segments = jnp.arange(128)[None] // jnp.array([[50], [90]])
+    heads = {"num_heads": 8, "num_kv_heads": 4, "attention_implementation": "splash"}
+    apply = decoder_of("alibi", **heads)
+    expected = jax.jit(apply)(tokens, segment_ids=segments)
+    with jax.set_mesh(mesh_of(2, 1, 2, 2)):
+        got = jax.jit(apply)(tokens, segment_ids=segments)
+        np.testing.assert_allclose(got, expected, atol=1e-5)
+        np.testing.assert_allclose(
+            jax.jit(apply)(tokens)[:, :50], expected[:, :50], atol=1e-5
+        )
