@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rope_jax.functional.frequency_set import Frequencies
-from rope_jax.functional.phases import phase, radians
+from rope_jax.functional.phases import cos_sin, phase, radians
 
 Array = np.ndarray | jax.Array
 
@@ -119,6 +119,19 @@ def rope_angles(positions: jax.Array, inv_freq: np.ndarray | jax.Array) -> jax.A
     """
     positions = check_positions(positions)
     return _angles(*align(positions, check_inv_freq(inv_freq, (1, 2))))
+
+
+def rope_cos_sin(positions: Array, inv_freq: Array) -> tuple[jax.Array, jax.Array]:
+    """Return cosine and sine of `rope_angles`, float32, without forming the angles.
+
+    Exact where those are: then within 1.1e-7 of the float64 cosine and sine.
+    """
+    positions = check_positions(positions)
+    pair = align(positions, check_inv_freq(inv_freq, (1, 2)))
+    if is_exact(*pair):
+        return cos_sin(phase(*pair))
+    angles = _angles(*pair)
+    return jnp.cos(angles), jnp.sin(angles)
 
 
 def _axis_of_pair(sections: Sequence[int], axes: int, style: str) -> np.ndarray:

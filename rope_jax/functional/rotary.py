@@ -18,6 +18,7 @@ from rope_jax.functional.angles import (
     mixed_angles,
     multi_axis_angles,
     rope_angles,
+    rope_cos_sin,
 )
 from rope_jax.functional.frequencies import default
 from rope_jax.functional.frequency_set import Frequencies
@@ -27,7 +28,7 @@ from rope_jax.functional.layouts import (
     convert_layout,
     convert_projection,
 )
-from rope_jax.functional.phases import phase, radians
+from rope_jax.functional.phases import cos_sin, phase
 from rope_jax.functional.xpos import xpos_block, xpos_scale
 
 __all__ = [
@@ -79,29 +80,46 @@ def _keep(table: jax.Array) -> jax.Array:
 @functools.partial(jax.jit, static_argnames="layout")
 def _rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, layout: str) -> jax.Array:
     """Turn the first channels of `x` by tables of its rank, in float32 or better."""
-    width = 2 * cos.shape[-1]
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    cos, sin = _keep(cos.astype(wide)), _keep(sin.astype(wide))
-    # A reshape and a stack, in both layouts: the form that XLA fuses into one pass.
-    axis = -2 if layout == "half" else -1
-    split = (2, width // 2) if layout == "half" else (width // 2, 2)
-    pairs = x[..., :width].reshape(*x.shape[:-1], *split).astype(wide)
-    first = jax.lax.index_in_dim(pairs, 0, axis, keepdims=False)
-    second = jax.lax.index_in_dim(pairs, 1, axis, keepdims=False)
-    turned = jnp.stack(
-        [first * cos - second * sin, second * cos + first * sin], axis=axis
+    pairs = cos.shape[-1]
+    wider = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    cos, sin = _keep(cos.astype(wider.dtype)), _keep(sin.astype(wider.dtype))
+    starts, stride = ((0, pairs), 1) if layout == "half" else ((0, 1), 2)
+    first, second = (
+        jax.lax.slice_in_dim(wider, start, start + stride * (pairs - 1) + 1, stride, -1)
+        for start in starts
     )
-    turned = turned.reshape(*x.shape[:-1], width).astype(x.dtype)
-    rest = x.shape[-1] - width
-    if rest == 0:
-        return turned
-    # A select by channel: XLA makes it part of the same pass, a concatenation not.
-    edges = [(0, 0, 0)] * (x.ndim - 1) + [(0, rest, 0)]
-    padded = jax.lax.pad(turned, jnp.zeros((), x.dtype), edges)
+    turned = first * cos - second * sin, second * cos + first * sin
+    if layout == "interleaved" and x.dtype != wider.dtype:
+        # XLA on CPU rounds to 16 bits one by one where a select has a stride of 2.
+        joined = jnp.stack(turned, axis=-1).reshape(*x.shape[:-1], 2 * pairs)
+        rest = x[..., 2 * pairs :]
+        return jnp.concatenate([joined.astype(x.dtype), rest], axis=-1)
     channel = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
     # `full_like` has the sharding of `x`, which the condition of a select must have.
-    turns = channel < jax.lax.full_like(x, width, dtype=jnp.int32)
-    return jnp.where(turns, padded, x)
+    constant = functools.partial(jax.lax.full_like, x, dtype=jnp.int32)
+    if layout == "half":
+        is_first = channel < constant(pairs)
+    else:
+        is_first = channel & constant(1) == constant(0)
+    # Two arrays with gaps, and a select, are one pass over `x` for XLA on CPU. A
+    # concatenation is one for each operand, and a pass reads all of `x`.
+    result = jnp.where(is_first, *_spread(turned, starts, stride, x.shape[-1]))
+    if 2 * pairs < x.shape[-1]:
+        result = jnp.where(channel < constant(2 * pairs), result, wider)
+    return result.astype(x.dtype)
+
+
+def _spread(
+    parts: tuple[jax.Array, ...], starts: tuple[int, ...], stride: int, width: int
+) -> list[jax.Array]:
+    """Put the channels of each part at start, start + stride, ... of `width`."""
+    zero = jnp.zeros((), parts[0].dtype)
+    others = [(0, 0, 0)] * (parts[0].ndim - 1)
+    taken = stride * (parts[0].shape[-1] - 1) + 1
+    return [
+        jax.lax.pad(part, zero, [*others, (start, width - start - taken, stride - 1)])
+        for part, start in zip(parts, starts, strict=True)
+    ]
 
 
 def apply_rope(
@@ -180,10 +198,13 @@ def _lift(
 
 
 def _turn(
-    x: jax.Array, angles: jax.Array, factor: float | jax.Array, layout: str
+    x: jax.Array,
+    cos: jax.Array,
+    sin: jax.Array,
+    factor: float | jax.Array,
+    layout: str,
 ) -> jax.Array:
-    """Turn `x` by angles of its rank and multiply what turns by `factor`."""
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    """Turn `x` by tables of its rank and multiply what turns by `factor`."""
     if not isinstance(factor, float) or factor != 1.0:
         factor = jnp.asarray(factor, jnp.float32)
         cos, sin = cos * factor, sin * factor
@@ -244,11 +265,11 @@ def rope(
     x = check_array(x, frequencies.rotary_dim)
     if positions is None:
         positions = jnp.arange(x.shape[-3], dtype=jnp.int32)
-    angles = rope_angles(*_lift(positions, frequencies, x, "positions"))
+    cos, sin = rope_cos_sin(*_lift(positions, frequencies, x, "positions"))
     factor = frequencies.attention_factor
     if inverse:
-        angles, factor = -angles, 1 / factor
-    return _turn(x, angles, factor, layout)
+        sin, factor = -sin, 1 / factor
+    return _turn(x, cos, sin, factor, layout)
 
 
 def rerotate(
@@ -309,9 +330,9 @@ def rerotate(
     )
     if all(is_exact(*end) for end in ends):
         start, stop = (phase(*align(*end)) for end in ends)
-        angles = radians(stop - start)
+        cos, sin = cos_sin(stop - start)
     else:
         start, stop = (rope_angles(*end) for end in ends)
-        angles = stop - start
+        cos, sin = jnp.cos(stop - start), jnp.sin(stop - start)
     factor = to_frequencies.attention_factor / frequencies.attention_factor
-    return _turn(x, angles, factor, layout)
+    return _turn(x, cos, sin, factor, layout)
