@@ -94,7 +94,7 @@ def layer(params: dict) -> dict:
 
     def place(path, leaf):
         names = "blocks", *(key.key for key in path)
-        return _place(leaf, *axes_of(names, leaf.ndim))
+        return _place(leaf, *axes_of(names, leaf.ndim), what=".".join(names))
 
     return jax.tree_util.tree_map_with_path(place, params)
 
@@ -250,9 +250,9 @@ def _mesh() -> AbstractMesh | None:
     return mesh if automatic.issuperset(AXES) and mesh.size > 1 else None
 
 
-def _place(x, *spec):
+def _place(x, *spec, what="activations"):
     mesh = _mesh()
     if mesh is None:
         return x
-    check_divides(x.shape, spec, mesh, "activations")
+    check_divides(x.shape, spec, mesh, what)
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
