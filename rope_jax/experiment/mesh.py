@@ -13,8 +13,31 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from rope_jax.experiment.config import Config, MeshConfig
-from rope_jax.nn.parameter_axes import axes_of
 from rope_jax.nn.sharding import AXES, ROWS, check_divides
+
+# Parameter path, by its last names -> the mesh axes of its last dimensions.
+_RULES: dict[tuple[str, ...], tuple[str | None, ...]] = {
+    ("blocks", "encoding", "params", "embedding"): (None, None),  # CoPE's, of no head
+    ("encoding", "params", "embedding"): (None, "tensor"),  # T5's
+    ("encoding", "params", "kernel"): ("fsdp", "tensor"),
+    ("encoding", "params", "bias"): ("tensor",),
+    ("encoding", "params", "kernel_out"): (None, "tensor"),
+    ("encoding", "params", "bias_out"): ("tensor",),
+    ("encoding", "params", "r1"): ("tensor",),
+    ("encoding", "params", "r2"): ("tensor",),
+    ("encoding", "phase"): ("tensor", None),
+    ("embedding",): (None, "fsdp"),
+    ("head",): ("fsdp", "tensor"),
+    ("encoding", "table"): (None, "fsdp"),
+    ("query", "kernel"): ("fsdp", "tensor", None),
+    ("key", "kernel"): ("fsdp", "tensor", None),
+    ("value", "kernel"): ("fsdp", "tensor", None),
+    ("out", "kernel"): ("tensor", None, "fsdp"),
+    ("gate", "kernel"): ("fsdp", "tensor"),
+    ("up", "kernel"): ("fsdp", "tensor"),
+    ("down", "kernel"): ("tensor", "fsdp"),
+    ("scale",): (None,),
+}
 
 
 def mesh_shape(config: MeshConfig, num_devices: int) -> tuple[int, ...]:
@@ -84,7 +107,7 @@ def param_shardings(mesh: Mesh, tree):
         if leaf.ndim == 0:
             return replicated(mesh)
         names = tuple(str(getattr(k, "key", getattr(k, "name", k))) for k in path)
-        return _sharding(mesh, names, leaf.shape, axes_of(names, leaf.ndim))
+        return _sharding(mesh, names, leaf.shape, _spec(names, leaf.ndim))
 
     return jax.tree_util.tree_map_with_path(place, tree)
 
@@ -141,6 +164,15 @@ def _sharding(mesh, names, shape, spec):
     """The sharding of a spec, or ValueError where an axis does not divide a size."""
     check_divides(shape, spec, mesh, ".".join(names))
     return NamedSharding(mesh, PartitionSpec(*spec))
+
+
+def _spec(names: tuple[str, ...], ndim: int) -> tuple[str | None, ...]:
+    for suffix, axes in _RULES.items():
+        if names[-len(suffix) :] == suffix:
+            return (None,) * (ndim - len(axes)) + axes
+    if "encoding" in names:  # a few numbers for all heads: on every device
+        return (None,) * ndim
+    raise ValueError(f"no sharding rule for the parameter {'.'.join(names)}")
 
 
 def check_mesh(config: Config, num_devices: int | None = None) -> None:

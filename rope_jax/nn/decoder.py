@@ -249,7 +249,6 @@ class Decoder(nnx.Module):
 
     def _run_blocks(self, x, positions, segment_ids, key_mask, dropout_key, step):
         graph, state = nnx.split(self.blocks)
-        state = nnx.to_pure_dict(state)
         # Drawn here, for all layers at once, so that no layer is recomputed for it.
         projections = None if self.draws is None else self.draws(step)
 
@@ -259,7 +258,7 @@ class Decoder(nnx.Module):
             key = dropout_key
             if key is not None:
                 key = jax.random.fold_in(key, index)
-            block = nnx.merge(graph, sharding.layer(state))
+            block = nnx.merge(graph, state)
             args = (positions, self.encoding, segment_ids, key_mask, key, features)
             return block(x, *args), None
 

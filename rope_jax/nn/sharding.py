@@ -23,7 +23,6 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from rope_jax.functional.alibi import AlibiBias
-from rope_jax.nn.parameter_axes import axes_of
 
 AXES = ("data", "fsdp", "tensor", "sequence")
 ROWS = ("data", "fsdp")  # the axes that split a batch
@@ -76,27 +75,6 @@ def vocabulary(head: jax.Array) -> jax.Array:
 def whole(weights: jax.Array) -> jax.Array:
     """Weights that every device needs whole: their slices come together."""
     return _place(weights, *[None] * weights.ndim)
-
-
-def layer(params: dict) -> dict:
-    """The parameters of one layer, in the slices in which they are stored.
-
-    Said of each layer within the loop over them, so that it is each layer's weights
-    that are gathered where they are used, and each layer's gradients that are reduced
-    to slices where they are made. From the stack alone the partitioner does not see
-    that: it keeps gradients of all layers whole.
-
-    Args:
-      params: nested dict of arrays, without the axis of the layers.
-    """
-    if _mesh() is None:
-        return params
-
-    def place(path, leaf):
-        names = "blocks", *(key.key for key in path)
-        return _place(leaf, *axes_of(names, leaf.ndim), what=".".join(names))
-
-    return jax.tree_util.tree_map_with_path(place, params)
 
 
 def size(*axes: str) -> int:
@@ -250,9 +228,9 @@ def _mesh() -> AbstractMesh | None:
     return mesh if automatic.issuperset(AXES) and mesh.size > 1 else None
 
 
-def _place(x, *spec, what="activations"):
+def _place(x, *spec):
     mesh = _mesh()
     if mesh is None:
         return x
-    check_divides(x.shape, spec, mesh, what)
+    check_divides(x.shape, spec, mesh, "activations")
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
