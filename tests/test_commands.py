@@ -145,7 +145,7 @@ def test_the_whole_job(run, text, tmp_path):
             ["table of 16 positions", "model.learned.max_length"],
         ),
         (["--config.train.batch_size=100000"], ["batch_size", "100000"]),
-        (["--config.mesh.data=3"], ["mesh.data=3", "1 devices"]),
+        (["--config.mesh.data=999"], ["mesh.data=999", "devices present"]),
         (["--config.mesh.tensor=-1"], ["mesh.tensor=-1"]),
         (["--config.train.batch_size=0"], ["train.batch_size"]),
         (["--config.init_from=no/such/run"], ["--config.init_from", "no/such/run"]),

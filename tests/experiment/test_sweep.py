@@ -7,7 +7,7 @@ import runpy
 import numpy as np
 import pytest
 
-from rope_jax.experiment import sweep, training
+from rope_jax.experiment import abstract_step, sweep, training
 from rope_jax.experiment.config import Config, EvalConfig, MeshConfig, resolve
 from rope_jax.experiment.data import pipeline, sources
 from rope_jax.experiment.errors import RunError
@@ -71,7 +71,7 @@ def test_a_run_that_fails_before_its_first_step_leaves_no_trace(
         raise NotImplementedError("no kernel for this")
 
     with monkeypatch.context() as patch:
-        patch.setattr(training, "make_train_step", fail)
+        patch.setattr(abstract_step, "make_train_step", fail)
         with pytest.raises(NotImplementedError):
             training.fit(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
