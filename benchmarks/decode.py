@@ -15,7 +15,6 @@ whole batch, and our median over that side's.
 
 import argparse
 import contextlib
-import json
 import pathlib
 import statistics
 import sys
@@ -27,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from benchmarks.measure import integers
+from benchmarks.measure import integers, write
 from benchmarks.peer import Peer, save_weights
 from rope_jax.experiment import host
 from rope_jax.nn.config import DecoderConfig
@@ -191,7 +190,7 @@ def main() -> None:
             stack.callback(peers[-1].close)
         rows = table(working(Ours(graphdef, params), peers), options)
     if options.out:
-        options.out.write_text(json.dumps(rows, indent=1) + "\n")
+        write(options.out, rows)
 
 
 def table(sides: list, options) -> list[dict]:
