@@ -105,6 +105,7 @@ def test_the_whole_job(run, text, tmp_path):
     [
         (["--learing_rate=1"], ["learing_rate", "--config.train.learning_rate"]),
         (["--confg=x.py"], ["confg"]),
+        (["--config=none.py:rope"], ["--config=none.py:rope: there is no such file"]),
         (
             ["--config.train.learing_rate=1"],
             ["config.train.learing_rate", "did you mean 'learning_rate'"],

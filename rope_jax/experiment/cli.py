@@ -31,6 +31,7 @@ def run(main) -> None:
             _fail(f"unexpected argument {argv[1]!r}; options are written --name=value")
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)
+        _check_config_file()
         compilation_cache.enable()
         try:
             main(argv)
@@ -74,6 +75,14 @@ def _message(error: BaseException) -> str | None:
 def _fail(message: str) -> None:
     print(f"error: {message}", file=sys.stderr)
     sys.exit(2)
+
+
+def _check_config_file() -> None:
+    """Stop where --config names no file: the flag says so only where it is used."""
+    if "config" in flags.FLAGS:
+        given = config_flags.get_config_filename(flags.FLAGS["config"])
+        if not os.path.isfile(given.split(":", 1)[0]):  # an argument may follow
+            _fail(f"--config={given}: there is no such file")
 
 
 def _wrong_override(arguments: list[str]) -> str | None:

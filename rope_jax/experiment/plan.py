@@ -44,6 +44,7 @@ from rope_jax.experiment.workload import (
     work,
 )
 
+_SCALING = pathlib.Path(__file__).parents[2] / "configs" / "scaling.py"
 # What libtpu asks of its surroundings where there is no TPU, and that it may compile
 # beside another process that has the library.
 _NO_TPU = {
@@ -268,7 +269,7 @@ def _versions() -> dict[str, str]:
 
 
 def _define_flags() -> None:
-    cli.define_config("configs/scaling.py")
+    cli.define_config(str(_SCALING))
     flags.DEFINE_string(
         "topology", "v5e:16x16", "v5e:16x16, v5p:4x4x4, v6e:8x8, cuda:h100:8 or cpu:8."
     )
