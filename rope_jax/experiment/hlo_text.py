@@ -108,11 +108,7 @@ def elements(type_text: str) -> list[str]:
 
 def _bits(dtype: str, dims: str) -> int:
     digits = re.search(r"\d+", dtype)
-    width = (
-        {"pred": 8, "token": 0, "opaque": 0}.get(dtype)
-        if digits is None
-        else int(digits[0])
-    )
+    width = _WIDTHS.get(dtype) if digits is None else int(digits[0])
     if width is None:
         raise ValueError(f"no width is known for the type {dtype!r} in a program")
     for size in filter(None, dims.replace("<=", "").split(",")):

@@ -106,7 +106,7 @@ def param_shardings(mesh: Mesh, tree):
     def place(path, leaf):
         if leaf.ndim == 0:
             return replicated(mesh)
-        names = tuple(str(getattr(k, "key", getattr(k, "name", k))) for k in path)
+        names = _names(path)
         return _sharding(mesh, names, leaf.shape, _spec(names, leaf.ndim))
 
     return jax.tree_util.tree_map_with_path(place, tree)
@@ -129,7 +129,7 @@ def over_data_too(mesh: Mesh, tree, shardings):
     """
 
     def place(path, leaf, sharding):
-        names = tuple(str(getattr(k, "key", getattr(k, "name", k))) for k in path)
+        names = _names(path)
         spec = [("data", "fsdp") if axes == "fsdp" else axes for axes in sharding.spec]
         spec += [None] * (leaf.ndim - len(spec))
         return _sharding(mesh, names, leaf.shape, spec)
@@ -149,7 +149,7 @@ def cache_shardings(mesh: Mesh, cache):
     """
 
     def place(path, leaf):
-        names = tuple(str(getattr(k, "key", getattr(k, "name", k))) for k in path)
+        names = _names(path)
         spec = [ROWS] + [None] * (leaf.ndim - 1)
         if "extras" in names:  # [B, S, N]
             spec[-1] = "tensor"
@@ -158,6 +158,11 @@ def cache_shardings(mesh: Mesh, cache):
         return _sharding(mesh, names, leaf.shape, spec)
 
     return jax.tree_util.tree_map_with_path(place, cache)
+
+
+def _names(path) -> tuple[str, ...]:
+    """The names of the keys and fields that lead to a leaf."""
+    return tuple(str(getattr(k, "key", getattr(k, "name", k))) for k in path)
 
 
 def _sharding(mesh, names, shape, spec):
