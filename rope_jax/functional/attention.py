@@ -160,7 +160,7 @@ def _chunked(request: Request) -> jax.Array:
 def _by_rows(request: Request) -> jax.Array:
     """`_whole`, by a loop over equal chunks of queries where the logits are many."""
     *_, num_queries, num_keys = request.shape
-    size = max(1, _MOST_LOGITS // num_keys)
+    size = max(1, _CHUNK_LOGITS // num_keys)
     if num_queries <= size:
         return _whole(request)
 
@@ -185,8 +185,8 @@ def _seen(request, start, stop):
 
 # More and smaller chunks leave out more of the masked triangle, but compile longer.
 _SMALLEST_CHUNK, _MOST_CHUNKS = 64, 4
-# Logits per head that one chunk may have at once.
-_MOST_LOGITS = 1024 * 1024
+# Logits per head that one turn of a loop over chunks holds; `auto` has its own limits.
+_CHUNK_LOGITS = 1024 * 1024
 
 # Adding an implementation is one entry here.
 IMPLEMENTATIONS = MappingProxyType(

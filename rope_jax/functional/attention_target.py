@@ -1,4 +1,4 @@
-"""What attention is compiled for, as far as the mesh in use tells while tracing."""
+"""What a call is compiled for, as far as the mesh in use tells while tracing."""
 
 import jax
 from jax.sharding import AxisType

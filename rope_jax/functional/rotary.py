@@ -20,6 +20,7 @@ from rope_jax.functional.angles import (
     rope_angles,
     rope_cos_sin,
 )
+from rope_jax.functional.attention_target import target_platform
 from rope_jax.functional.frequencies import default
 from rope_jax.functional.frequency_set import Frequencies
 from rope_jax.functional.layouts import (
@@ -89,7 +90,8 @@ def _rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, layout: str) -> jax.Ar
         for start in starts
     )
     turned = first * cos - second * sin, second * cos + first * sin
-    if layout == "interleaved" and x.dtype != wider.dtype:
+    one_by_one = x.dtype != wider.dtype and target_platform() == "cpu"
+    if layout == "interleaved" and one_by_one:
         # XLA on CPU rounds to 16 bits one by one where a select has a stride of 2.
         joined = jnp.stack(turned, axis=-1).reshape(*x.shape[:-1], 2 * pairs)
         rest = x[..., 2 * pairs :]

@@ -235,12 +235,7 @@ def _gates(parameter, full, rows, columns):
     return sums[..., :, None] - sums[..., None, :], pull_back
 
 
-BIASES = {
-    None: _array,
-    slope_bias: _slopes,
-    gate_bias: _gates,
-    AlibiBias: _slopes,
-}
+BIASES = {None: _array, slope_bias: _slopes, gate_bias: _gates, AlibiBias: _slopes}
 STATIC = ("causal", "scale", "window")
 
 
@@ -305,7 +300,7 @@ def test_values_and_gradients_match_float64(name, implementation):
 @pytest.mark.parametrize("name", ["blocks", "gates"])
 def test_large_chunks_are_loops_over_smaller_ones(name, monkeypatch):
     """No more than 4000 logits at once: 22 queries and fewer, and what is left over."""
-    monkeypatch.setattr("rope_jax.functional.attention._MOST_LOGITS", 4000)
+    monkeypatch.setattr("rope_jax.functional.attention._CHUNK_LOGITS", 4000)
     got = measured(name, "chunked", compiled=compiled.__wrapped__)
     assert_all_near(got, expected(CASES[name]), 1e-5)
 
