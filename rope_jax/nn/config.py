@@ -41,9 +41,8 @@ class DecoderConfig:
     vocab_size: int = 256
     dtype: str = "float32"  # compute; parameters are float32
     remat: str = "none"  # what the backward pass computes again: see REMAT
-    unroll: int = (
-        0  # layers in one turn of the loop; 0: all of up to 8 on a CPU, else 1
-    )
+    # Layers in one turn of the loop; 0: all of up to 8 on a CPU, else 1.
+    unroll: int = 0
     attention: str = "softmax"  # or "linear": a kernel of features, constant state
     attention_implementation: str = "auto"  # of rope_jax.attention
     window: int = 0  # tokens attended to, the query's own included; 0 is all
