@@ -124,6 +124,7 @@ def test_loss_and_gradients_are_those_of_one_device(encoding, some_sizes):
         ("rope", {"window": 6, "num_kv_heads": 2}, packed, (1, 2, 2, 2)),
         ("fox", {"attention_implementation": "blockwise"}, packed, (1, 2, 1, 4)),
         ("alibi", {"tied_output": True, "remat": "full"}, batch_of, (2, 2, 1, 2)),
+        ("rope", {"num_layers": 2, "unroll": 1}, batch_of, (2, 2, 2, 1)),
         ("rope", {"attention": "linear"}, packed, (2, 1, 2, 2)),
         ("rope", {"attention_implementation": "blockwise"}, packed, (2, 1, 2, 2)),
     ],
