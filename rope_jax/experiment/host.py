@@ -5,6 +5,7 @@ Both measures were found by timing the training step; docs/speed.md has the figu
 
 import ctypes
 import importlib.metadata
+import importlib.util
 import os
 import platform
 
@@ -62,6 +63,8 @@ def _cores() -> int:
 def _runs_on_cpu() -> bool:
     if jax.config.jax_platforms:
         return jax.config.jax_platforms.split(",")[0] == "cpu"
+    if importlib.util.find_spec("libtpu"):
+        return False
     return not importlib.metadata.entry_points(group="jax_plugins")
 
 
