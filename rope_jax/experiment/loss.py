@@ -106,7 +106,8 @@ def head_cross_entropy(
       head: gives the logits `[B, t, V]` of `[B, t, D]`.
       hidden: `[B, T, D]`, what the head takes.
       targets: `[B, T]`, as for `cross_entropy`.
-      weights: `[B, T]`, as for `cross_entropy`.
+      weights: `[B, T]`, as for `cross_entropy`; where they are 0, the hidden state may
+        be what it will, and the head sees 0.
       most_tokens: as for `token_chunks.Chunks.of`.
 
     Returns:
@@ -116,15 +117,19 @@ def head_cross_entropy(
     Raises:
       ValueError: as `cross_entropy`.
     """
-    chunks = Chunks.of(head, hidden, most_tokens)
-    if chunks.count == 1:
-        return cross_entropy(head(hidden), targets, weights)
     if hidden.shape[:-1] != targets.shape:
         raise ValueError(
             "hidden must be [B, T, D] for targets [B, T], "
             f"got hidden {hidden.shape} and targets {targets.shape}"
         )
     _check_weights(weights, targets)
+    if weights is not None:
+        # Before the head: its gradient is hidden^T times that of the logits, and
+        # nan * 0 is nan.
+        hidden = jnp.where((weights != 0)[..., None], hidden, 0)
+    chunks = Chunks.of(head, hidden, most_tokens)
+    if chunks.count == 1:
+        return cross_entropy(head(hidden), targets, weights)
     each = jnp.ones(targets.shape) if weights is None else weights
     each = each.astype(jnp.float32)
     head, closed = jax.closure_convert(head, jax.eval_shape(chunks.take, hidden, 0))

@@ -193,19 +193,22 @@ def test_t16_chunks_of_several_runs_and_of_bfloat16():
         assert_near(d_heads[i], gradients[1], 2.0**-7)
 
 
-def test_t16_what_is_not_scored_is_nothing_in_chunks_too():
+@pytest.mark.parametrize("most_tokens", [14, 1000])
+def test_t16_what_is_not_scored_is_nothing_in_chunks_too(most_tokens):
     hidden, head, targets, weights = head_case(length=30)
+    right = hidden.at[weights == 0].set(0)
     hidden = hidden.at[weights == 0].set(jnp.nan)
-    options = {"most_tokens": 14}
 
     def loss(hidden, head):
         return head_cross_entropy(
-            lambda x: x @ head, hidden, targets, weights, **options
+            lambda x: x @ head, hidden, targets, weights, most_tokens=most_tokens
         )
 
     (nats, _), slopes = jax.value_and_grad(loss, (0, 1), has_aux=True)(hidden, head)
     assert np.isfinite(nats)
     assert np.all(np.isfinite(slopes[0])) and np.all(slopes[0][weights == 0] == 0)
+    expected, _ = jax.grad(loss, 1, has_aux=True)(right, head)
+    np.testing.assert_allclose(slopes[1], expected, rtol=1e-6)
 
 
 def test_t16_temporary_memory_does_not_hold_the_logits():
