@@ -31,7 +31,8 @@ def main(argv):
     flag = flags.FLAGS["config"]
     name = pathlib.Path(config_flags.get_config_filename(flag)).stem
     config = sweep.select(_CONFIG.value, config_flags.get_override_values(flag))
-    host.prepare(config.train.batch_size // max(1, config.train.accumulate))
+    rows = config.train.batch_size // max(1, config.train.accumulate)
+    host.prepare(rows, config.mesh)
     sweep.run(config, _WORKDIR.value or f"runs/{name}")
 
 

@@ -11,11 +11,13 @@ import platform
 
 import jax
 
+from rope_jax.experiment.config import MeshConfig
+
 # Parameters of glibc's mallopt (malloc.h).
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
 
 
-def prepare(rows: int | None = None) -> None:
+def prepare(rows: int | None = None, mesh: MeshConfig | None = None) -> None:
     """Split the batch over the cores, and keep the memory of one step for the next.
 
     Does nothing where an accelerator's plugin is installed, unless JAX_PLATFORMS=cpu,
@@ -33,23 +35,29 @@ def prepare(rows: int | None = None) -> None:
     Args:
       rows: sequences that a batch has, which the devices must divide; None if
         batches are padded.
+      mesh: what is to be made of the devices; None for what splits batches only.
     """
     if jax.distributed.is_initialized() or not _runs_on_cpu():
         return
     _keep_memory()
     said = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if not said and jax.config.jax_num_cpu_devices < 0:
-        jax.config.update("jax_num_cpu_devices", devices(_cores(), rows))
+        jax.config.update("jax_num_cpu_devices", devices(_cores(), rows, mesh))
 
 
-def devices(cores: int, rows: int | None) -> int:
+def devices(cores: int, rows: int | None, mesh: MeshConfig | None = None) -> int:
     """The most devices, one per core, that divide the rows of a batch.
+
+    All cores, if the mesh has sizes of its own: `mesh.check_mesh` says what is wrong.
 
     Example:
       >>> devices(6, 16), devices(2, 16), devices(6, None), devices(4, 7)
       (4, 2, 6, 1)
     """
-    if rows is None:
+    sizes = (-1, 1, 1, 1)  # of a mesh that only splits the rows, over all devices
+    if mesh is not None:
+        sizes = (mesh.data, mesh.fsdp, mesh.tensor, mesh.sequence)
+    if rows is None or sizes != (-1, 1, 1, 1):
         return cores
     return max(n for n in range(1, cores + 1) if rows % n == 0)
 

@@ -9,6 +9,7 @@ import jax
 import pytest
 
 from rope_jax.experiment import host
+from rope_jax.experiment.config import MeshConfig
 
 _SCRIPT = """
 import jax
@@ -53,6 +54,21 @@ def test_devices_divide_the_rows():
     assert [host.devices(cores, 16) for cores in (1, 2, 3, 6, 64)] == [1, 2, 2, 4, 16]
     assert host.devices(4, 7) == 1
     assert host.devices(3, None) == 3
+    assert host.devices(6, 16, MeshConfig()) == 4
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        MeshConfig(data=1, sequence=2),
+        MeshConfig(data=2),
+        MeshConfig(fsdp=2),
+        MeshConfig(tensor=2),
+        MeshConfig(sequence=2),
+    ],
+)
+def test_a_mesh_that_was_asked_for_gets_every_core(mesh):
+    assert host.devices(2, 1, mesh) == 2
 
 
 def test_an_accelerators_plugin_leaves_the_host_alone(monkeypatch):
