@@ -25,6 +25,9 @@ from rope_jax.experiment.training_run import Run
 # that a signal to stop is acted upon at once.
 _AHEAD = 4
 
+# Tokens that the model has to know: of a task only ASCII (`data.tasks`).
+_BYTES, _ASCII = 256, 128
+
 
 @dataclass(frozen=True)
 class FitResult:
@@ -59,6 +62,7 @@ def check(config: Config, corpus: sources.Corpus | Task) -> None:
       config: a resolved one; `config.resolve` has checked what needs no data.
       corpus: what it would be trained on.
     """
+    _check_vocabulary(config, corpus)
     check_mesh(config)
     pipeline.process_slice(batch_sharding(make_mesh(config.mesh)))
     if isinstance(corpus, Task):  # it has as many rows as are asked for
@@ -66,6 +70,16 @@ def check(config: Config, corpus: sources.Corpus | Task) -> None:
     pipeline.check(
         corpus.train, length=config.data.length, batch_size=config.train.batch_size
     )
+
+
+def _check_vocabulary(config: Config, corpus: sources.Corpus | Task) -> None:
+    of_task = isinstance(corpus, Task)
+    least, what = (_ASCII, "the ASCII of a task") if of_task else (_BYTES, "bytes")
+    if config.model.vocab_size < least:
+        raise ValueError(
+            f"--config.model.vocab_size must be at least {least} for {what}, got "
+            f"{config.model.vocab_size}"
+        )
 
 
 def check_together(configs: Sequence[Config]) -> None:

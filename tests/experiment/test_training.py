@@ -24,7 +24,9 @@ from jax.experimental.compilation_cache import compilation_cache
 from rope_jax.experiment import training
 from rope_jax.experiment.checkpoint import load_params
 from rope_jax.experiment.config import Config, MeshConfig, to_dict
-from rope_jax.experiment.data import pipeline
+from rope_jax.experiment.data import pipeline, sources
+from rope_jax.experiment.data.task_source import Task
+from rope_jax.experiment.data.tasks import TaskOptions
 from rope_jax.experiment.errors import RunError
 from rope_jax.experiment.optimizer import learning_rate
 from rope_jax.experiment.run_directory import complete_steps
@@ -431,3 +433,18 @@ def test_a_signal_saves_and_ends_the_process_cleanly(
     assert f"{number.name}: saving, then stopping" in err
     assert f"{tmp_path.name}: " in err and "0/100000 done\n" in err
     assert "Traceback" not in err
+
+
+def test_a_vocabulary_that_the_data_exceeds_is_refused(base):
+    text, task = sources.load(base.data), Task("copy", TaskOptions())
+    small = copy.deepcopy(base)
+    for size, corpus, message in (
+        (64, text, "at least 256 for bytes, got 64"),
+        (255, text, "at least 256 for bytes, got 255"),
+        (100, task, "at least 128 for the ASCII of a task, got 100"),
+    ):
+        small.model.vocab_size = size
+        with pytest.raises(ValueError, match=f"--config.model.vocab_size .*{message}"):
+            training.check(small, corpus)
+    small.model.vocab_size = 128
+    training.check(small, task)
