@@ -1,7 +1,8 @@
 """Byte-level models of 10M, 100M, 1B and 8B parameters, for accelerators and pods.
 
     python -m rope_jax.experiment.plan --config=configs/scaling.py:100m-8k \
-        --topology=v5e:16x16 --config.mesh.fsdp=16
+        --topology=v5e:16x16 --config.mesh.data=4 --config.mesh.fsdp=16 \
+        --config.mesh.sequence=4
     python train.py --config=configs/scaling.py:100m --config.data.path=FILE
 
 The argument is SIZE or SIZE-CONTEXT: 10m, 100m, 1b or 8b, and 512, 8k or 128k bytes

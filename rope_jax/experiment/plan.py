@@ -235,7 +235,7 @@ def _tpu_devices(topology: Topology) -> list:
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError(
             f"--topology={topology.name} needs the compiler for TPUs, the package "
-            "libtpu: pip install 'rope_jax[tpu]'"
+            "libtpu: pip install '.[tpu]' where this repository is"
         )
     for name, value in _NO_TPU.items():
         os.environ.setdefault(name, value)

@@ -108,7 +108,7 @@ def test_a_plan_is_of_one_encoding():
 
 def test_a_missing_compiler_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"needs .* libtpu: pip install 'rope_jax\[tp"):
+    with pytest.raises(ValueError, match=r"needs .* libtpu: pip install '\.\[tpu\]'"):
         plan(config(data=4), parse_topology("v5e:2x2"))
 
 
