@@ -13,6 +13,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from rope_jax.experiment.config import Config, MeshConfig
+from rope_jax.nn.config import mlp_width
 from rope_jax.nn.sharding import AXES, ROWS, check_divides
 
 # Parameter path, by its last names -> the mesh axes of its last dimensions.
@@ -196,9 +197,13 @@ def check_mesh(config: Config, num_devices: int | None = None) -> None:
         ("mesh.tensor", tensor, model.num_heads, "heads (model.num_heads)"),
         ("mesh.tensor", tensor, kv_heads, "key/value heads (model.num_kv_heads)"),
         ("mesh.tensor", tensor, model.vocab_size, "bytes (model.vocab_size)"),
+        ("mesh.tensor", tensor, mlp_width(model), "channels (model.mlp_dim)"),
         ("mesh.fsdp", fsdp, model.model_dim, "channels (model.model_dim)"),
         ("mesh.sequence", sequence, config.data.length, "bytes of data.length"),
     ]
+    if config.mesh.shard_optimizer:
+        parts, what = data * fsdp, "channels (model.model_dim) of mesh.shard_optimizer"
+        sizes.append(("mesh.data*mesh.fsdp", parts, model.model_dim, what))
     if model.attention == "linear" and sequence > 1:  # see `rows_of_heads`
         what = "key/value heads of linear attention (model.num_kv_heads)"
         sizes.append(("mesh.tensor*mesh.sequence", tensor * sequence, kv_heads, what))

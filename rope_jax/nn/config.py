@@ -64,6 +64,16 @@ class DecoderConfig:
     dape: DapeOptions = field(default_factory=DapeOptions)
 
 
+def mlp_width(config: DecoderConfig) -> int:
+    """Channels within a feed-forward layer.
+
+    >>> mlp_width(DecoderConfig()), mlp_width(DecoderConfig(mlp="plain"))
+    (384, 512)
+    """
+    dim, gated = config.model_dim, config.mlp == "gated"
+    return config.mlp_dim or (-(-8 * dim // 192) * 64 if gated else 4 * dim)
+
+
 def check_config(config: DecoderConfig) -> None:
     """Raise ValueError, naming the field, for a size or name that cannot work."""
     for name in ("num_layers", "model_dim", "num_heads", "head_dim", "vocab_size"):

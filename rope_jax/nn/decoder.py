@@ -15,7 +15,7 @@ from rope_jax.functional.attention_target import target_platform
 from rope_jax.functional.positions import positions_from_mask, positions_from_segments
 from rope_jax.nn import sharding
 from rope_jax.nn.attention import Attention
-from rope_jax.nn.config import DecoderConfig, check_config
+from rope_jax.nn.config import DecoderConfig, check_config, mlp_width
 from rope_jax.nn.encodings import ENCODINGS, make_encoding
 from rope_jax.nn.linear import LinearAttention, make_draws
 from rope_jax.nn.products import widening
@@ -37,7 +37,7 @@ class Mlp(nnx.Module):
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         dim, dtype = config.model_dim, jnp.dtype(config.dtype)
         gated = config.mlp == "gated"
-        width = config.mlp_dim or (-(-8 * dim // 192) * 64 if gated else 4 * dim)
+        width = mlp_width(config)
 
         def project(inputs, outputs, init):
             return nnx.Linear(

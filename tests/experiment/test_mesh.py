@@ -56,6 +56,14 @@ def test_sizes_that_cannot_be(sizes):
         ("data", "length", 129, {"sequence": 2}, "sequence=2 must divide the 129"),
         ("model", "model_dim", 66, {"fsdp": 4}, "fsdp=4 must divide the 66 channels"),
         ("model", "vocab_size", 255, {"tensor": 2}, "tensor=2 must divide the 255"),
+        ("model", "mlp_dim", 65, {"tensor": 2}, r"=2 .* 65 channels \(model.mlp_dim"),
+        (
+            "model",
+            "model_dim",
+            36,
+            {"data": 8, "shard_optimizer": True},
+            r"mesh.data\*mesh.fsdp=8 must divide the 36 .*mesh.shard_optimizer",
+        ),
     ],
 )
 def test_what_the_mesh_does_not_divide(group, field, value, mesh, message):
