@@ -219,5 +219,6 @@ def check_lengths(mesh: Mesh, lengths: Iterable[int]) -> None:
     if odd:
         raise ValueError(
             f"--config.mesh.sequence={parts} must divide the tokens of every row that "
-            f"is evaluated, got {', '.join(map(str, odd))}"
+            "is evaluated (--config.eval.lengths or multiples), got "
+            f"{', '.join(map(str, odd))}"
         )

@@ -125,9 +125,10 @@ def run(config: Config, workdir: str | pathlib.Path) -> list[dict]:
     }
     corpus = sources.load(config.data)
     mesh = make_mesh(config.mesh)
+    for one in grid.values():
+        training.check(one, corpus)
     evaluation.check(config.eval, corpus, config.data.length, mesh)
     for name, one in grid.items():
-        training.check(one, corpus)
         training.check_workdir(one, workdir / name)
     groups = _groups(grid, len(config.sweep.seeds) if config.sweep.together else 1)
     for group in groups:

@@ -57,7 +57,12 @@ def test_d04_a_batch_that_the_data_does_not_fill_leaves_no_trace(config, tmp_pat
 def test_a_length_that_the_mesh_does_not_divide_leaves_no_trace(config, tmp_path):
     """It is to be evaluated after the training, which does not begin."""
     config.mesh.sequence, config.eval.lengths = 8, (32, 36)
-    with pytest.raises(ValueError, match=r"mesh\.sequence=8 must divide .* got 36"):
+    with pytest.raises(ValueError, match=r"mesh\.sequence=8 .*eval\.lengths.* got 36"):
+        sweep.run(config, tmp_path / "runs")
+    config.data.length = 36
+    with pytest.raises(
+        ValueError, match=r"=8 must divide the 36 bytes of data\.length"
+    ):
         sweep.run(config, tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
 
