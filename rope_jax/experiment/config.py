@@ -356,6 +356,8 @@ def _check_models(config: Config) -> None:
             jax.eval_shape(functools.partial(_logits, model, config.data.length))
         except ValueError as error:
             message = re.sub(r"(?<![\w.])model\.", "--config.model.", str(error))
+            flag = "--config.model.attention_implementation"
+            message = re.sub(r"^implementation '", f"{flag} '", message)
             raise ValueError(message) from error
 
 

@@ -63,6 +63,7 @@ def check(config: Config, corpus: sources.Corpus | Task) -> None:
       corpus: what it would be trained on.
     """
     _check_vocabulary(config, corpus)
+    _check_kernel(config)
     check_mesh(config)
     pipeline.process_slice(batch_sharding(make_mesh(config.mesh)))
     if isinstance(corpus, Task):  # it has as many rows as are asked for
@@ -79,6 +80,15 @@ def _check_vocabulary(config: Config, corpus: sources.Corpus | Task) -> None:
         raise ValueError(
             f"--config.model.vocab_size must be at least {least} for {what}, got "
             f"{config.model.vocab_size}"
+        )
+
+
+def _check_kernel(config: Config) -> None:
+    name = config.model.attention_implementation
+    if name == "splash" and jax.default_backend() == "cpu":
+        raise ValueError(
+            "--config.model.attention_implementation must be for a CPU, where splash "
+            f"is interpreted, for tests; got {name!r}"
         )
 
 

@@ -77,6 +77,11 @@ def test_tuples_may_come_as_text():
             "flash",
             "attention_implementation must be one of",
         ),
+        (
+            "model.attention_implementation",
+            "cudnn",
+            "^--config.model.attention_implementation 'cudnn' .*, blockwise can",
+        ),
     ],
 )
 def test_d04_wrong_values_are_named(path, value, message):

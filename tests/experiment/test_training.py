@@ -435,6 +435,13 @@ def test_a_signal_saves_and_ends_the_process_cleanly(
     assert "Traceback" not in err
 
 
+def test_a_kernel_that_would_be_interpreted_is_refused(base):
+    config = copy.deepcopy(base)
+    config.model.attention_implementation = "splash"
+    with pytest.raises(ValueError, match=r"attention_implementation .* got 'splash'"):
+        training.check(config, sources.load(base.data))
+
+
 def test_a_vocabulary_that_the_data_exceeds_is_refused(base):
     text, task = sources.load(base.data), Task("copy", TaskOptions())
     small = copy.deepcopy(base)

@@ -162,7 +162,7 @@ ABLE = "; xla, chunked, blockwise"
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("cudnn", {}, f"'cudnn' cannot serve.*NVIDIA GPU.*got cpu{ABLE}, splash can"),
+        ("cudnn", {}, f"'cudnn' cannot serve.*NVIDIA GPU.*got cpu{ABLE} can"),
         ("splash", {"dtype": jnp.float16}, f"float32 and bfloat16, got float16{ABLE}"),
         ("splash", {"bias": FUNCTION}, f"no bias function.*AlibiBias.*{ABLE} can"),
         ("splash", {"bias": jnp.ones((1, 1, 8))}, f"no array as bias{ABLE} can"),
