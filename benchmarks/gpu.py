@@ -36,7 +36,9 @@ from rope_jax.experiment.chips import CHIPS, Chip
 from rope_jax.experiment.config import Config, resolve
 from rope_jax.experiment.mesh import make_mesh
 from rope_jax.experiment.workload import work
+from rope_jax.functional.attention import IMPLEMENTATIONS
 from rope_jax.nn.config import DecoderConfig
+from rope_jax.nn.encodings import ENCODINGS
 
 # layers, model_dim, heads, feed-forward width, bytes of context, rows of a batch
 SIZES = {
@@ -228,9 +230,9 @@ def steps(options, clock: Clock) -> list[dict]:
 
     The other implementations begin with the last size, where they differ most.
     """
-    sizes, encodings = options.sizes.split(","), options.encodings.split(",")
+    sizes, encodings = options.sizes, options.encodings
     rows, auto = [], {}
-    for implementation in options.implementations.split(","):
+    for implementation in options.implementations:
         for size in sizes if implementation == "auto" else reversed(sizes):
             for encoding in encodings:
                 cell = functools.partial(step_cell, size, encoding, implementation)
@@ -248,12 +250,27 @@ def steps(options, clock: Clock) -> list[dict]:
     return rows
 
 
+def _names(text: str, valid: tuple[str, ...]) -> list[str]:
+    """The names that a flag lists, each of which has to be one of those."""
+    names = text.split(",")
+    for name in names:
+        if name not in valid:
+            raise argparse.ArgumentTypeError(
+                f"must be some of {', '.join(valid)}, got {name!r}"
+            )
+    return names
+
+
 def main() -> None:
     """Measure, print, and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", default="10m,100m,400m")
-    parser.add_argument("--encodings", default="rope,alibi,t5,none")
-    parser.add_argument("--implementations", default="auto,cudnn,xla,blockwise")
+    for name, default, valid in (
+        ("sizes", "10m,100m,400m", SIZES),
+        ("encodings", "rope,alibi,t5,none", ENCODINGS),
+        ("implementations", "auto,cudnn,xla,blockwise", ("auto", *IMPLEMENTATIONS)),
+    ):
+        kind = functools.partial(_names, valid=tuple(valid))
+        parser.add_argument(f"--{name}", type=kind, default=default)
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--any_device", action="store_true")
     parser.add_argument("--out", type=pathlib.Path)
@@ -261,13 +278,13 @@ def main() -> None:
     device = jax.devices()[0]
     if device.platform != "gpu" and not options.any_device:
         raise SystemExit(
-            f"no GPU here, but {device.device_kind}: see --any_device in the docstring"
+            f"no GPU here, but {device.device_kind}: add --any_device to measure it"
         )
     logging.basicConfig(format="%(message)s")
     logging.getLogger("rope_jax").setLevel(logging.INFO)
     clock = Clock(options.minutes)
     found = {"device": device.device_kind, "devices": jax.device_count()}
-    rotated = rotations(options.sizes.split(",")[0])
+    rotated = rotations(options.sizes[0])
     print(table(rotated, _ROPE_COLUMNS), flush=True)
     stepped = steps(options, clock)
     print(f"\n{table(stepped, _STEP_COLUMNS)}")
