@@ -17,6 +17,7 @@ from rope_jax.functional.attention_choice import Implementation, choose, log_cho
 from rope_jax.functional.attention_cudnn import cudnn, cudnn_refusal
 from rope_jax.functional.attention_request import Request, align_bias, mix
 from rope_jax.functional.attention_splash import splash, splash_refusal
+from rope_jax.functional.distance import fitting
 
 BiasFunction = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -81,7 +82,8 @@ def attention(
         `[..., T, N, V]` in the type of `query`.
 
     Raises:
-        ValueError: a shape, type or name that does not fit, named with what was given;
+        ValueError: a shape, type or name that does not fit, or host integers beyond
+            int32, named with what was given;
             or an implementation that cannot serve the call, with those that can.
 
     Example:
@@ -275,7 +277,7 @@ def per_entry(name, array, *, batch, length, kind="integral"):
     """Check an array with one entry for each query or key, of each row or of all."""
     if array is None:
         return None
-    array = jnp.asarray(array)
+    array = jnp.asarray(fitting(array, name))
     if not jnp.isdtype(array.dtype, kind):
         raise ValueError(f"{name} must be of {kind} type, got {array.dtype}")
     full = (*batch, length)

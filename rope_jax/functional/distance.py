@@ -65,19 +65,28 @@ def distances(query_positions: jax.Array, key_positions: jax.Array) -> jax.Array
     return distance.astype(jnp.float32)
 
 
-def integers(x: jax.Array, name: str) -> jax.Array:
-    """Return `x` as int32, or raise naming it."""
-    if not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x)):
-        x = np.asarray(x)
-    elif not isinstance(x, jax.Array):
-        x = jnp.asarray(x)
-    if not jnp.issubdtype(x.dtype, jnp.integer):
-        raise ValueError(f"{name} must be integers, got dtype {x.dtype}")
-    if isinstance(x, np.ndarray) and x.size:
-        # JAX would keep the lowest 32 bits and say nothing.
+def fitting(x: jax.Array, name: str) -> jax.Array | np.ndarray:
+    """Return `x` as an array, or raise naming it where host integers leave int32.
+
+    JAX would keep their lowest 32 bits and say nothing.
+    """
+    if isinstance(x, jax.Array):
+        return x
+    if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(x)):
+        return jnp.asarray(x)
+    x = np.asarray(x)
+    if jnp.issubdtype(x.dtype, jnp.integer) and x.size:
         least, most = int(x.min()), int(x.max())
         if least < -_LARGEST - 1 or most > _LARGEST:
             raise ValueError(f"{name} must fit int32, got {least} to {most}")
+    return x
+
+
+def integers(x: jax.Array, name: str) -> jax.Array:
+    """Return `x` as int32, or raise naming it."""
+    x = fitting(x, name)
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+        raise ValueError(f"{name} must be integers, got dtype {x.dtype}")
     return jnp.asarray(x, jnp.int32)
 
 

@@ -10,7 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from rope_jax.functional.distance import relative_positions, time_positions
+from rope_jax.functional.distance import (
+    fitting,
+    relative_positions,
+    time_positions,
+)
 from rope_jax.functional.frequency_set import check_count
 
 
@@ -27,7 +31,8 @@ def positions_from_segments(segment_ids: jax.Array) -> jax.Array:
       int32 positions of the same shape.
 
     Raises:
-      ValueError: when `segment_ids` is floating point or has no time axis.
+      ValueError: when `segment_ids` is floating point, has no time axis, or is a host
+        array that leaves int32.
 
     >>> positions_from_segments(jnp.array([1, 1, 1, 2, 2, 3, 0]))
     Array([0, 1, 2, 0, 1, 0, 0], dtype=int32)
@@ -35,7 +40,7 @@ def positions_from_segments(segment_ids: jax.Array) -> jax.Array:
     Source: packing several sequences into a row is as in Raffel et al. 2020, T5 (arXiv
     1910.10683), section 3.1.2; the count is this library's.
     """
-    segment_ids = jnp.asarray(segment_ids)
+    segment_ids = jnp.asarray(fitting(segment_ids, "segment_ids"))
     if jnp.issubdtype(segment_ids.dtype, jnp.inexact) or segment_ids.ndim < 1:
         # Neighbouring ids can be one number in a 16-bit float.
         raise ValueError(

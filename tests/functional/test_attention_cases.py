@@ -289,3 +289,34 @@ def test_gradients_are_right_where_every_logit_of_a_row_is_large(implementation)
 
     # Row by row: the gradient of value s is the sum of the weights that reach it.
     assert jax.grad(total)(x).sum() == pytest.approx(64 * 2 * 8, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "shown"),
+    [
+        # The lowest 32 bits are 1, 1, 1, 1: one document instead of two.
+        ("segment_ids", [1, 1, 2**32 + 1, 2**32 + 1], "1 to 4294967297"),
+        # They are 2**31 - 2, 2**31 - 1, -2**31, -2**31 + 1: the future comes first.
+        ("query_positions", np.arange(4) + 2**31 - 2, "2147483646 to 2147483649"),
+        ("key_positions", np.arange(4) + 2**31 - 2, "2147483646 to 2147483649"),
+    ],
+)
+def test_host_integers_beyond_int32_are_refused(name, values, shown):
+    x = jnp.ones((4, 1, 2))
+    with pytest.raises(ValueError, match=f"{name} must fit int32, got {shown}"):
+        attention(x, x, x, **{name: np.asarray(values, np.int64)})
+
+
+def test_int64_of_the_host_within_int32_is_taken():
+    x, value = jnp.ones((4, 1, 2)), jnp.arange(4.0)[:, None, None]
+    ids = np.array([1, 1, 2**31 - 1, 2**31 - 1])
+    positions = np.arange(4) + 2**31 - 4
+    out = attention(
+        x,
+        x,
+        value,
+        segment_ids=ids,
+        query_positions=positions,
+        key_positions=positions,
+    )
+    assert out[:, 0, 0].tolist() == [0.0, 0.5, 2.0, 2.5]

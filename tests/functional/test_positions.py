@@ -250,3 +250,10 @@ def test_bad_input_raises_with_the_name_and_the_value():
         self_extend_distances(positions, positions, window=2, group_size=0)
     with pytest.raises(ValueError, match="key_positions must be integers"):
         rerope_distances(positions, positions.astype(float), window=2)
+
+
+def test_ids_of_the_host_beyond_int32_are_refused():
+    """Their lowest 32 bits are all 1: one document instead of two."""
+    with pytest.raises(ValueError, match=r"segment_ids must fit int32.* 4294967297"):
+        positions_from_segments(np.array([1, 1, 2**32 + 1, 2**32 + 1]))
+    assert positions_from_segments(np.int64([1, 1, -(2**31)])).tolist() == [0, 1, 0]
