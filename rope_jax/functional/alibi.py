@@ -162,9 +162,16 @@ class AlibiBias:
         """What ALiBi counts at these places: positions of the queries and the keys."""
         query, key = self.query_positions, self.key_positions
         return (
-            query_places if query is None else jnp.asarray(query)[..., query_places],
-            key_places if key is None else jnp.asarray(key)[..., key_places],
+            _counted("query_positions", query, query_places),
+            _counted("key_positions", key, key_places),
         )
+
+
+def _counted(name, positions, places):
+    """The positions `[..., T]` at places."""
+    if positions is None:
+        return places
+    return time_positions(positions, name)[..., places]
 
 
 def alibi_fold(

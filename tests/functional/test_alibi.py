@@ -371,3 +371,12 @@ def test_the_bias_object_is_an_argument_like_any_array():
     assert total(bias) == -0.75 * (5 + 3)
     np.testing.assert_array_equal(grad.slopes, [-8, -8])
     assert grad.key_positions is None
+
+
+def test_the_bias_object_refuses_host_positions_beyond_int32():
+    """As int32, 2**32 is position 0."""
+    far, near = np.array([0, 2**32]), jnp.arange(2)
+    with pytest.raises(ValueError, match=r"query_positions must fit int32.*4294967296"):
+        AlibiBias(np.float32([0.5]), far)(near, near)
+    with pytest.raises(ValueError, match=r"key_positions must fit int32.*4294967296"):
+        AlibiBias(np.float32([0.5]), near, far)(near, near)
