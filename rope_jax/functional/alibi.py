@@ -24,6 +24,7 @@ from rope_jax.functional.distance import (
     per_head,
     relative_positions,
     time_positions,
+    to_rank,
 )
 from rope_jax.functional.frequency_set import check_count
 
@@ -140,10 +141,19 @@ class AlibiBias:
 
     Attributes:
       slopes: [N], for instance `alibi_slopes(N)`, or learned.
-      query_positions: integers [..., T], where ALiBi counts other positions than
-        those that order the attention, as in packed rows ordered by index: the
-        position of the query at each place. None means the places themselves.
-      key_positions: integers [..., S], the same for keys.
+      query_positions: integers, where ALiBi counts other positions than those that
+        order the attention, as in packed rows ordered by index: entry p of the last
+        axis is the position of the query at place p. Places are the query positions
+        of `attention`, by default S-T .. S-1, so that the axis is S long there even
+        where T is less; in general it is longer than the largest place. Places are
+        numbers, traced or not, so only a default is checked: beyond the end, JAX
+        takes the last entry. Leading axes broadcast with those of the places. None
+        means the places themselves.
+      key_positions: integers, the same for keys, by default at places 0 .. S-1.
+
+    Raises:
+      ValueError: by a call or by `attention`, when these arrays do not fit the places
+        or int32.
 
     >>> bias = AlibiBias(np.float32([0.25]))
     >>> bias(jnp.array([3]), jnp.arange(5)).tolist()
@@ -168,10 +178,25 @@ class AlibiBias:
 
 
 def _counted(name, positions, places):
-    """The positions `[..., T]` at places."""
+    """The positions `[..., T]` at places, each row's at its own where they differ."""
     if positions is None:
         return places
-    return time_positions(positions, name)[..., places]
+    positions = time_positions(positions, name)
+    if isinstance(places, slice) or jnp.ndim(places) < 2 or positions.ndim == 1:
+        return positions[..., places]
+    rank = max(positions.ndim, places.ndim)
+    try:
+        lead = np.broadcast_shapes(positions.shape[:-1], places.shape[:-1])
+    except ValueError:
+        raise ValueError(
+            f"the leading axes of AlibiBias.{name} {positions.shape} must fit those of "
+            f"the places {places.shape}"
+        ) from None
+    return jnp.take_along_axis(
+        jnp.broadcast_to(to_rank(positions, rank), (*lead, positions.shape[-1])),
+        jnp.broadcast_to(to_rank(places, rank), (*lead, places.shape[-1])),
+        axis=-1,
+    )
 
 
 def alibi_fold(

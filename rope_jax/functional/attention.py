@@ -105,6 +105,8 @@ def attention(
     *batch, num_queries, num_heads, head_dim = query.shape
     num_keys, num_groups, value_dim = value.shape[-3:]
     by_index = causal and query_positions is None and key_positions is None
+    if isinstance(bias, AlibiBias):
+        _check_alibi(bias, num_keys, query_positions is None, key_positions is None)
     if query_positions is None:
         needed = causal or callable(bias)
         query_positions = _last_indices(num_queries, num_keys, needed)
@@ -253,6 +255,24 @@ def _last_indices(num_queries, num_keys, needed):
             f"got None with {num_queries} queries and {num_keys} keys"
         )
     return jnp.arange(num_queries) + (num_keys - num_queries)
+
+
+def _check_alibi(bias, num_keys, queries_by_default, keys_by_default):
+    """Raise ValueError where the last default place is beyond an array of the bias."""
+    for name, by_default in (
+        ("query_positions", queries_by_default),
+        ("key_positions", keys_by_default),
+    ):
+        array = getattr(bias, name)
+        if array is None or not by_default:
+            continue
+        shape = jnp.shape(array)
+        if not shape or shape[-1] < num_keys:
+            raise ValueError(
+                f"AlibiBias.{name} is indexed by place, and places end at "
+                f"{num_keys - 1} with {num_keys} keys; its last axis must be at least "
+                f"{num_keys}, got shape {list(shape)}"
+            )
 
 
 def _segment_pair(segment_ids, num_queries, num_keys):

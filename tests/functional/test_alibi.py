@@ -373,6 +373,19 @@ def test_the_bias_object_is_an_argument_like_any_array():
     assert grad.key_positions is None
 
 
+def test_the_bias_object_counts_each_row_at_its_own_places():
+    counted = jnp.array([[0, 1, 0, 1], [5, 7, 9, 11]])
+    places = jnp.array([[1, 3], [0, 2]])
+    bias = AlibiBias(np.float32([0.5]), counted, counted)
+    right = [[[[-0.0, -0.0], [-0.0, -0.0]]], [[[-0.0, -2.0], [-2.0, -0.0]]]]
+    assert bias(places, places).tolist() == right
+    shared = AlibiBias(np.float32([0.5]), counted[1], counted[1])
+    right = [[[[-0.0, -2.0], [-2.0, -0.0]]], [[[-0.0, -2.0], [-2.0, -0.0]]]]
+    assert shared(places, places).tolist() == right
+    with pytest.raises(ValueError, match=r"AlibiBias.query_pos.*\(2, 4\).*\(3, 1\)"):
+        bias(jnp.zeros((3, 1), int), places)
+
+
 def test_the_bias_object_refuses_host_positions_beyond_int32():
     """As int32, 2**32 is position 0."""
     far, near = np.array([0, 2**32]), jnp.arange(2)
@@ -380,3 +393,29 @@ def test_the_bias_object_refuses_host_positions_beyond_int32():
         AlibiBias(np.float32([0.5]), far)(near, near)
     with pytest.raises(ValueError, match=r"key_positions must fit int32.*4294967296"):
         AlibiBias(np.float32([0.5]), near, far)(near, near)
+
+
+def test_fewer_queries_than_keys_are_counted_at_the_last_places():
+    """Two queries of four keys are at places 2 and 3, which must be in the array."""
+    query, key, value = jnp.ones((2, 1, 2)), jnp.ones((4, 1, 2)), jnp.eye(4)[:, None]
+    slopes, counted = np.float32([np.log(2)]), jnp.array([0, 1, 5, 6])
+    out = attention(query, key, value, bias=AlibiBias(slopes, counted, counted))
+    # Distances 5 4 0 and 6 5 1 0, each position half the weight.
+    wanted = np.array([[1, 2, 32, 0], [1, 2, 32, 64]], np.float64)
+    wanted /= wanted.sum(-1, keepdims=True)
+    np.testing.assert_allclose(out[:, 0], wanted, atol=1e-6)
+    message = r"AlibiBias\.{} is indexed by place.*end at 3 with 4 keys.*got shape \[2"
+    with pytest.raises(ValueError, match=message.format("query_positions")):
+        attention(query, key, value, bias=AlibiBias(slopes, counted[2:], counted))
+    with pytest.raises(ValueError, match=message.format("key_positions")):
+        attention(query, key, value, bias=AlibiBias(slopes, counted, counted[:2]))
+    # Places that are given are the caller's: these two are in the array.
+    given = attention(
+        query,
+        key,
+        value,
+        query_positions=jnp.array([0, 1]),
+        bias=AlibiBias(slopes, counted[2:], counted),
+        causal=False,
+    )
+    np.testing.assert_allclose(given[1, 0], wanted[1], atol=1e-6)
