@@ -71,7 +71,8 @@ def widening(
         to_kernel = lax.dot_general(
             x, gradient, ((rows, rows), ((), ())), precision=precision
         )
-        return to_x, to_kernel
+        # The gradient that comes in may be wider, by `preferred_element_type`.
+        return to_x, to_kernel.astype(kernel.dtype)
 
     product.defvjp(forward, backward)
     return product(x, kernel)

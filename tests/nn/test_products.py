@@ -58,6 +58,20 @@ def test_types_are_those_of_the_operands():
     np.testing.assert_array_equal(grads[1].astype(np.float32), np.full((5, 4), 6))
 
 
+def test_wider_outputs_leave_gradients_in_the_types_of_the_operands():
+    x, kernel = jnp.ones((2, 3, 5), jnp.bfloat16), jnp.ones((5, 4), jnp.bfloat16)
+
+    def loss(x, kernel):
+        out = widening(x, kernel, DIMENSIONS, preferred_element_type=jnp.float32)
+        assert out.dtype == jnp.float32
+        return out.sum()
+
+    to_x, to_kernel = jax.grad(loss, (0, 1))(x, kernel)
+    assert (to_x.dtype, to_kernel.dtype) == (jnp.bfloat16, jnp.bfloat16)
+    np.testing.assert_array_equal(to_x.astype(np.float32), np.full((2, 3, 5), 4))
+    np.testing.assert_array_equal(to_kernel.astype(np.float32), np.full((5, 4), 6))
+
+
 def test_other_axes_are_refused():
     x, kernel = jnp.ones((2, 3, 5)), jnp.ones((4, 5))
     with pytest.raises(ValueError, match=r"dimension_numbers must contract the last"):
