@@ -17,7 +17,7 @@ import numpy as np
 _TURNS_PER_RADIAN = 0x28BE60DB9391054A7F09D5F47D4D377036D8A5664F10E4107F9458EAF7AEF158
 _TURNS_BITS = 256
 _LIMIT = 2.0**64
-_LARGEST = 2.0**40
+_LARGEST = 2**40
 
 
 def turn_words(inv_freq: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -60,10 +60,13 @@ def _position_words(
     low = jnp.asarray(positions.astype(np.uint32))
     if bits == 64:
         # NumPy integers, or JAX ones in x64 mode. F is rounded at 2**-65 turn.
-        if isinstance(positions, np.ndarray) and (np.abs(positions) > _LARGEST).any():
-            raise ValueError(
-                f"positions must be within 2**40 of 0, got {np.abs(positions).max()}"
-            )
+        if isinstance(positions, np.ndarray) and positions.size:
+            # Apart, and not by magnitude: the lowest int64 has none.
+            least, most = int(positions.min()), int(positions.max())
+            if least < -_LARGEST or most > _LARGEST:
+                raise ValueError(
+                    f"positions must be within 2**40 of 0, got {least} to {most}"
+                )
         return low, jnp.asarray((positions >> 32).astype(np.uint32))
     if not signed:
         return low, None
