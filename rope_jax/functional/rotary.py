@@ -233,7 +233,8 @@ def rope(
     f * (a cos - b sin, b cos + a sin). Scores of rotated queries and keys depend on
     the distance of their positions only. Angles are exact for integer positions and
     host frequencies (see `rope_angles`); nothing is cached, and no position is too
-    large.
+    large. NumPy positions of 64 bits beyond int32 are exact where `rope` is called
+    eagerly, but JAX cuts them to 32 bits on the way into a jitted function.
 
     Args:
       x: [..., T, N, H], floating point. 16-bit input is rotated in float32 and only

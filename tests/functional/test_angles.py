@@ -355,3 +355,12 @@ def test_no_table_so_no_position_is_clamped():
     for first in range(4):
         for second in range(first):
             assert np.abs(rows[first] - rows[second]).max() > 0.1
+
+
+def test_jit_cuts_host_positions_to_32_bits():
+    """What the docstring of `rope` says; 2**32 + 3 turns by other than 3 does."""
+    x, far = jnp.array([[[1.0, 0.0]]]), np.array([2**32 + 3])
+    # cos and sin of 4294967299, and of 3.
+    np.testing.assert_allclose(rope(x, far)[0, 0], [0.9432069, 0.3322058], atol=1e-6)
+    cut = jax.jit(rope)(x, far)[0, 0]
+    np.testing.assert_allclose(cut, [-0.9899925, 0.1411200], atol=1e-6)
