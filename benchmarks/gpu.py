@@ -190,7 +190,7 @@ def step_cell(size: str, encoding: str, implementation: str) -> dict:
             row["temporary_gib"] = temporary_bytes(compiled) / 2**30
             return row | _timed_step(config, compiled, *arguments) | {"reason": ""}
     except (ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
-        return row | {"reason": f"refused: {str(error).splitlines()[0][:120]}"}
+        return row | {"reason": f"refused: {str(error).splitlines()[0][:145]}"}
 
 
 def _timed_step(config: Config, step, abstract, batch) -> dict:

@@ -87,8 +87,8 @@ def _check_kernel(config: Config) -> None:
     name = config.model.attention_implementation
     if name == "splash" and jax.default_backend() == "cpu":
         raise ValueError(
-            "--config.model.attention_implementation must be for a CPU, where splash "
-            f"is interpreted, for tests; got {name!r}"
+            "--config.model.attention_implementation must not be splash on a CPU, "
+            f"which interprets it, for tests; got {name!r}"
         )
 
 
