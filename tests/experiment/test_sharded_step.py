@@ -61,7 +61,7 @@ def compiled_step(*sizes):
     state = with_shardings(state, places)
     with jax.set_mesh(mesh):
         step = make_train_step(graphdef, optimizer, state_shardings=places)
-        step = step.lower(state, batch).compile({"xla_cpu_use_fusion_emitters": False})
+        step = step.lower(state, batch).compile()
     return mesh, step, state
 
 
