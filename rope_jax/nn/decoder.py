@@ -262,11 +262,14 @@ class Decoder(nnx.Module):
             args = (positions, self.encoding, segment_ids, key_mask, key, features)
             return block(x, *args), None
 
-        if self.remat != "none":
-            run = jax.checkpoint(run, policy=_SAVED[self.remat], prevent_cse=False)
         num_layers = jax.tree.leaves(state)[0].shape[0]
+        unroll = self.unrolled(num_layers)
+        if self.remat != "none":
+            # In a turn of several layers what is computed again could be shared with
+            # what was computed first, and so be kept.
+            run = jax.checkpoint(run, policy=_SAVED[self.remat], prevent_cse=unroll > 1)
         layers = (state, jnp.arange(num_layers), projections)
-        return jax.lax.scan(run, x, layers, unroll=self.unrolled(num_layers))[0]
+        return jax.lax.scan(run, x, layers, unroll=unroll)[0]
 
     def unrolled(self, num_layers: int) -> int:
         """How many layers one turn of the loop over them holds.
@@ -276,7 +279,7 @@ class Decoder(nnx.Module):
         """
         if self.unroll:
             return min(self.unroll, num_layers)
-        if self.remat != "none":  # written out, what is recomputed would be shared
+        if self.remat != "none":  # for memory, of which a loop needs less
             return 1
         few = num_layers <= _MOST_UNROLLED and target_platform() == "cpu"
         return num_layers if few else 1

@@ -241,6 +241,17 @@ def test_remat_gives_the_same_gradients():
         )
 
 
+@pytest.mark.parametrize(("unroll", "apart"), [(1, False), (2, True)])
+def test_what_is_computed_again_is_not_shared_in_a_turn_of_several_layers(
+    unroll, apart
+):
+    """Shared with what came first, it would be kept, and remat save nothing."""
+    apply, params = build(remat="full", unroll=unroll, num_layers=2)
+    jaxpr = jax.make_jaxpr(lambda params: apply(params, tokens(2, 8)))(params)
+    assert f"prevent_cse={apart}" in str(jaxpr)
+    assert f"prevent_cse={not apart}" not in str(jaxpr)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
